@@ -1,0 +1,62 @@
+"""Lowland measures, explains, pictures and finds flat minima of neural networks."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lowland import data
+    from lowland.analysis import analyze
+    from lowland.curvature import Eigenpairs, Hessian, diagonal, eigsh, hessian, layer_hessian
+    from lowland.duality import Decomposition, duality
+    from lowland.errors import InputError
+    from lowland.measures import Measurement, Measurements, measure
+    from lowland.problem import Problem
+    from lowland.results import Analysis, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Analysis",
+    "Decomposition",
+    "Eigenpairs",
+    "Hessian",
+    "InputError",
+    "Measurement",
+    "Measurements",
+    "Problem",
+    "analyze",
+    "data",
+    "diagonal",
+    "duality",
+    "eigsh",
+    "hessian",
+    "layer_hessian",
+    "load",
+    "measure",
+]
+
+_ROOMS = {
+    "analysis": ("analyze",),
+    "curvature": ("Eigenpairs", "Hessian", "diagonal", "eigsh", "hessian", "layer_hessian"),
+    "duality": ("Decomposition", "duality"),
+    "errors": ("InputError",),
+    "measures": ("Measurement", "Measurements", "measure"),
+    "problem": ("Problem",),
+    "results": ("Analysis", "load"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # Rooms load when first used: importing torch takes seconds, and `lowland --help` needs none.
+    if name == "data":
+        return importlib.import_module("lowland.data")
+    if name in _ROOM_OF:
+        found = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)
+        globals()[name] = found  # `duality` and `measure` must win over the rooms of that name
+        return found
+    raise AttributeError(f"module 'lowland' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,201 @@
+"""Extreme eigenpairs of a symmetric operator by thick-restart block Lanczos.
+
+The method keeps ``A V = V T + Q B^T`` with orthonormal ``[V Q]`` (Krylov-Schur form; Wu & Simon,
+SIAM J. Matrix Anal. Appl. 22, 2000): when the basis is full, it is replaced by its best Ritz vectors
+and the iteration goes on from the same residual block. Every new block is orthogonalised twice
+against the whole basis, so that no eigenvalue appears more often than it should.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from lowland.errors import InputError
+
+End = Literal["magnitude", "largest", "smallest"]
+
+
+class Operator(Protocol):
+    """All that an algorithm may see of a matrix."""
+
+    @property
+    def size(self) -> int: ...  # noqa: D102
+    @property
+    def dtype(self) -> torch.dtype: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    def __matmul__(self, V: Tensor) -> Tensor: ...  # (n,) -> (n,) or (n, k) -> (n, k)
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Eigenvalues with what is known of their error.
+
+    ``residuals`` are the norms ``|A v - value v|``, computed and not estimated: by Weyl's
+    inequality an eigenvalue of A lies within that distance of each value.
+    """
+
+    values: Tensor  # (k,), float64
+    vectors: Tensor  # (n, k)
+    residuals: Tensor  # (k,), float64
+    converged: bool
+    matvecs: int
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{v:.4g}" for v in self.values[:5].tolist())
+        more = ", ..." if len(self.values) > 5 else ""
+        state = "converged" if self.converged else "NOT converged"
+        return (
+            f"Eigenpairs([{shown}{more}], residuals <= {self.residuals.max():.1e}, {state}, "
+            f"{self.matvecs} products)"
+        )
+
+
+def eigsh(
+    A: Operator,
+    k: int = 10,
+    *,
+    which: End = "magnitude",
+    tol: float = 1e-3,
+    block: int = 1,
+    start: Tensor | None = None,
+    max_matvecs: int | None = None,
+    seed: int = 0,
+) -> Eigenpairs:
+    """The ``k`` eigenpairs of largest magnitude, or at either end of the spectrum.
+
+    Args:
+        A: anything with ``size``, ``dtype``, ``device`` and ``@``.
+        k: how many.
+        which: ``"magnitude"``, ``"largest"`` or ``"smallest"`` (algebraically).
+        tol: stop when every residual is below ``tol`` times its eigenvalue's magnitude.
+        block: how many vectors go through ``A`` at once. More is faster where products share work,
+            and an eigenvalue of multiplicity m needs m of them to be found m times.
+        start: earlier eigenvectors, (n,) or (n, b), to start from; they set the block size.
+        max_matvecs: give up after so many products; the result then says ``converged=False``.
+        seed: of the random starting block.
+
+    >>> H = torch.diag(torch.tensor([5.0, -4.0, 1.0], dtype=torch.float64))
+    >>> eigsh(Dense(H), k=2).values
+    tensor([ 5., -4.], dtype=torch.float64)
+    """
+    n = A.size
+    if not 1 <= k <= n:
+        raise InputError(f"k must be between 1 and the size {n} of the operator; got {k}")
+    if start is not None and len(start) != n:
+        raise InputError(f"start has {len(start)} rows; the operator has size {n}")
+    generator = torch.Generator(device=A.device).manual_seed(seed)
+    if start is None:
+        start = torch.randn(n, min(block, n), device=A.device, generator=generator)
+    Q = start.reshape(n, -1).to(A.device, A.dtype)
+    b = Q.shape[1]
+    capacity = min(n, max(2 * k + 4 * b, k + 8 * b, 20))  # columns of the basis before a restart
+    limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
+
+    V = torch.empty(n, 0, dtype=A.dtype, device=A.device)
+    AV = V
+    T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
+    Q, _ = _orthonormal(Q, V, generator)
+    matvecs = 0
+    while True:
+        W = A @ Q
+        if not W.isfinite().all():
+            raise InputError(
+                "a product with the operator is NaN or infinite: the curvature is not defined here"
+            )
+        matvecs += Q.shape[1]
+        V, AV = torch.cat([V, Q], 1), torch.cat([AV, W], 1)
+        T = _bordered(T, (V.T @ W).double())
+        theta, Y = torch.linalg.eigh(T)
+        order = _order(theta, which)
+        theta, Y = theta[order], Y[:, order]
+        room = n - V.shape[1]
+        Q, coupling = _orthonormal(W[:, :room], V, generator) if room else (V[:, :0], None)
+
+        allowed = (tol * theta[:k].abs()).clamp_min(_rounding(A.dtype) * theta.abs().max())
+        # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
+        last = Y[-W.shape[1] :, :k]
+        expected = (coupling @ last).norm(dim=0) if coupling is not None else 0 * theta[:k]
+        stop = matvecs >= limit or not room
+        if stop or V.shape[1] + b > capacity or (len(theta) >= k and (expected <= allowed).all()):
+            kept = min(len(theta), max(k, capacity - max(b, (capacity - k) // 2)))
+            theta, Y = theta[:kept], Y[:, :kept].to(A.dtype)
+            V, AV, T = V @ Y, AV @ Y, torch.diag(theta)
+            count = min(k, kept)
+            residuals = (AV[:, :count] - V[:, :count] * theta[:count].to(A.dtype)).norm(dim=0)
+            done = count == k and bool((residuals.double() <= allowed).all())
+            if done or stop:
+                return Eigenpairs(theta[:count], V[:, :count], residuals.double(), done, matvecs)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A symmetric matrix as an operator."""
+
+    matrix: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.matrix)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the matrix."""
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrix lives."""
+        return self.matrix.device
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        return self.matrix @ V
+
+
+def _order(theta: Tensor, which: End) -> Tensor:
+    keys = {"magnitude": -theta.abs(), "largest": -theta, "smallest": theta}
+    if which not in keys:
+        raise InputError(f"which must be one of {', '.join(map(repr, keys))}; got {which!r}")
+    return keys[which].argsort()
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Residuals below this share of the norm of A are rounding errors of the products."""
+    return 10 * torch.finfo(dtype).eps
+
+
+def _bordered(T: Tensor, columns: Tensor) -> Tensor:
+    """T with new last rows and columns, symmetric to the bit."""
+    m, b = columns.shape
+    grown = columns.new_zeros(m, m)
+    grown[: m - b, : m - b] = T
+    grown[:, m - b :] = columns
+    grown[m - b :, :] = columns.T
+    corner = columns[m - b :]
+    grown[m - b :, m - b :] = (corner + corner.T) / 2
+    return grown
+
+
+def _orthonormal(W: Tensor, V: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis of W's part outside of V, and R with ``W = V(...) + Q R``.
+
+    A column that lies in V (an invariant subspace was found) is replaced by a random direction
+    with no coupling, so that the search goes on in the rest of the space.
+    """
+    scale = W.norm(dim=0)
+    W = W - V @ (V.T @ W)
+    W = W - V @ (V.T @ W)  # twice is enough (Kahan, Parlett)
+    Q, R = torch.linalg.qr(W)
+    lost = R.diagonal().abs() <= _rounding(W.dtype) * scale
+    if lost.any():
+        Q = Q.clone()
+        fresh = torch.randn(Q[:, lost].shape, dtype=Q.dtype, device=Q.device, generator=generator)
+        Q[:, lost] = fresh
+        for _ in range(2):
+            Q = Q - V @ (V.T @ Q)
+            Q = torch.linalg.qr(Q).Q
+        R = Q.T @ W
+    return Q, R.double()

@@ -1,0 +1,80 @@
+"""Seeded choices among samples: splits, draws per class, random labels.
+
+Each choice has a random stream of its own, named after its purpose, so that asking for fewer
+samples does not change which labels another choice corrupts, and NumPy's global state stays alone.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowland.errors import InputError
+
+Samples = tuple[NDArray[np.generic], NDArray[np.int64]]  # inputs (N, ...), labels (N,)
+
+
+def stream(seed: int, purpose: str) -> np.random.Generator:
+    """The random numbers for one ``purpose`` under one ``seed``."""
+    return np.random.default_rng([seed, *purpose.encode()])
+
+
+def stratified_split(
+    x: NDArray[np.generic], y: NDArray[np.int64], share: float, seed: int
+) -> tuple[Samples, Samples]:
+    """Split off ``share`` of each class for training; both parts come out in shuffled order."""
+    order = stream(seed, "split").permutation(len(y))
+    wanted = np.rint(share * np.bincount(y))  # (C,)
+    train = _rank_in_class(y[order]) < wanted[y[order]]
+    inside, outside = order[train], order[~train]
+    return (x[inside], y[inside]), (x[outside], y[outside])
+
+
+def draw_per_class(
+    x: NDArray[np.generic],
+    y: NDArray[np.int64],
+    count: int | None,
+    classes: tuple[str, ...],
+    seed: int,
+    option: str,
+) -> Samples:
+    """Draw ``count`` samples of each class in shuffled order, or keep all as they stand for None.
+
+    ``option`` is the argument of ``load`` that ``count`` came from: it names the random stream and
+    appears in the error.
+    """
+    if count is None:
+        return x, y
+    available = np.bincount(y, minlength=len(classes))
+    scarce = int(available.argmin())
+    if count > available[scarce]:
+        raise InputError(
+            f"{option}={count} is more than there are: class {classes[scarce]!r} has "
+            f"{available[scarce]:,} samples; ask for at most that many"
+        )
+    order = stream(seed, option).permutation(len(y))
+    chosen = order[_rank_in_class(y[order]) < count]
+    return x[chosen], y[chosen]
+
+
+def randomise_labels(
+    y: NDArray[np.int64], share: float, classes: int, seed: int
+) -> tuple[NDArray[np.int64], int]:
+    """Replace ``round(share * N)`` labels by uniformly random ones; also return that number.
+
+    Both the order of the victims and a new label for every sample are drawn whatever the share,
+    so the labels replaced at one share are replaced alike at every larger one.
+    """
+    random = stream(seed, "label_noise")
+    victims = random.permutation(len(y))[: round(share * len(y))]
+    replacement = random.integers(classes, size=len(y))
+    noisy = y.copy()
+    noisy[victims] = replacement[victims]
+    return noisy, len(victims)
+
+
+def _rank_in_class(y: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each sample, how many before it have the same label."""
+    rank = np.empty(len(y), dtype=np.int64)
+    for label in np.unique(y):
+        members = np.flatnonzero(y == label)
+        rank[members] = np.arange(len(members))
+    return rank

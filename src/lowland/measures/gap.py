@@ -1,0 +1,20 @@
+"""The generalisation gap."""
+
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Generalisation gap",
+    formula="mean test loss - mean training loss",
+    definition="How much more the model loses on unseen data than on its training data.",
+    citation="Feng & Tu, 2022, Fig. S3",
+    sharper=None,
+    needs_test=True,
+    invariant=("rescaling",),
+)
+def gap(problem: Problem) -> Value:
+    """The difference of the two means; the error is that of the test mean."""
+    train, test = problem.losses("train").double(), problem.losses("test").double()
+    error = float(test.std() / len(test) ** 0.5) if len(test) > 1 else None
+    return Value(float(test.mean() - train.mean()), "exact on the test set", error)

@@ -1,0 +1,20 @@
+"""Misclassified share of the test data."""
+
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Test error",
+    formula="share of test samples with argmax f(x') != y'",
+    definition="The share of unseen samples that are classified wrongly, with its standard error.",
+    citation="",
+    sharper=None,
+    needs_test=True,
+    invariant=("rescaling",),
+)
+def test_error(problem: Problem) -> Value:
+    """Counted on the test set, which is a sample: the error is binomial."""
+    wrong = problem.wrong("test").double()
+    share = float(wrong.mean())
+    return Value(share, "exact on the test set", (share * (1 - share) / len(wrong)) ** 0.5)

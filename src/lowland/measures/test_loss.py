@@ -1,0 +1,20 @@
+"""Mean test loss."""
+
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Test loss",
+    formula="mean over test samples of l(w, x')",
+    definition="The mean loss on data the model has not seen, with the standard error of the mean.",
+    citation="",
+    sharper=None,
+    needs_test=True,
+    invariant=("rescaling",),
+)
+def test_loss(problem: Problem) -> Value:
+    """Mean of the per-sample losses; the test set is a sample, so it has an error."""
+    losses = problem.losses("test").double()
+    error = float(losses.std() / len(losses) ** 0.5) if len(losses) > 1 else None
+    return Value(float(losses.mean()), "exact on the test set", error)

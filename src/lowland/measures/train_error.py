@@ -1,0 +1,17 @@
+"""Misclassified share of the training data."""
+
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Training error",
+    formula="share of training samples with argmax f(x) != y",
+    definition="The share of training samples that are classified wrongly.",
+    citation="",
+    sharper=None,
+    invariant=("rescaling",),
+)
+def train_error(problem: Problem) -> Value:
+    """Counted, not estimated."""
+    return Value(float(problem.wrong("train").double().mean()), "exact")

@@ -1,0 +1,17 @@
+"""Mean training loss."""
+
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Training loss",
+    formula="L = mean over training samples of l(w, x)",
+    definition="The mean loss on the data the model was fitted to.",
+    citation="",
+    sharper=None,
+    invariant=("rescaling",),
+)
+def train_loss(problem: Problem) -> Value:
+    """Mean of the per-sample losses."""
+    return Value(float(problem.losses("train").double().mean()), "exact")

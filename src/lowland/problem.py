@@ -1,0 +1,277 @@
+"""The one thing every room works on: a model, a per-sample loss, and data."""
+
+import contextlib
+import copy
+import fnmatch
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from lowland.batches import Batch, Batches, Inputs
+from lowland.errors import InputError
+from lowland.losses import LossLike, resolve
+
+
+class Problem:
+    """A model at the point of weight space where it is, with its loss and data.
+
+    Args:
+        model: any ``torch.nn.Module``. Data-parallel and compiled wrappers are taken off. It is
+            measured in eval mode and left exactly as it was, also after an error.
+        loss: ``"cross_entropy"``, ``"mse"``, ``"normalized_cross_entropy"``, a torch loss module,
+            or a callable ``(outputs, targets) -> (N,)``.
+        train: ``(inputs, targets)`` as tensors, a ``Dataset`` or a ``DataLoader``. Inputs may be a
+            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
+            ``"labels"``, as Transformers has it).
+        test: the same for unseen data; measures that need it say so when it is missing.
+        batch_size: how many samples go through the model at once.
+        dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
+
+    >>> model = nn.Linear(2, 3)
+    >>> problem = Problem(model, train=(torch.randn(8, 2), torch.arange(8) % 3))
+    >>> problem.losses("train").shape
+    torch.Size([8])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossLike = "cross_entropy",
+        train: Any = None,
+        test: Any = None,
+        *,
+        batch_size: int = 1024,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+        if train is None:
+            raise InputError("no training data; pass train=(inputs, targets), a Dataset or a loader")
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1; got {batch_size}")
+        model = unwrap(model)
+        self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
+        self.loss = resolve(loss)
+        self.params: dict[str, Tensor] = {
+            name: p.detach() for name, p in self.model.named_parameters()
+        }
+        if not self.params:
+            raise InputError("the model has no parameters, so there is no weight space to measure")
+        for name, p in self.params.items():
+            if not p.isfinite().all():
+                raise InputError(
+                    f"parameter {name!r} holds {int((~p.isfinite()).sum())} NaN or infinite "
+                    "value(s); the training diverged, or the checkpoint is damaged"
+                )
+        with _random_state_kept():  # shuffling loaders draw from the global generators
+            self.train = Batches(train, "train", batch_size)
+            self._test = Batches(test, "test", batch_size) if test is not None else None
+        self._depth = 0
+        self._check()
+
+    @property
+    def test(self) -> Batches:
+        """The test data; an error that says what to pass when there is none."""
+        if self._test is None:
+            raise InputError("this needs test data; pass test=(inputs, targets) to Problem")
+        return self._test
+
+    @property
+    def has_test(self) -> bool:
+        """Whether test data was given."""
+        return self._test is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters live; data is moved there batch by batch."""
+        return next(iter(self.params.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the model's parameters; floating-point data is cast to it."""
+        return next(iter(self.params.values())).dtype
+
+    def data(self, split: str) -> Batches:
+        """The train or test batches."""
+        return self.train if split == "train" else self.test
+
+    def batches(self, split: str = "train") -> Iterator[Batch]:
+        """Batches on the model's device, floating-point data in its precision."""
+        return (self.place(batch) for batch in self.data(split))
+
+    def place(self, batch: Batch) -> Batch:
+        """The batch where and as the model wants it."""
+        return batch.map(
+            lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None)
+        )
+
+    def outputs(self, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The model's outputs; call inside :meth:`measuring`.
+
+        ``params`` replaces some of the parameters; the others enter as constants, so that no
+        gradient ever reaches the user's own tensors.
+        """
+        args, kwargs = _arguments(inputs)
+        values = {**self.params, **params} if params else self.params
+        out = functional_call(self.model, values, args, kwargs)
+        if isinstance(out, Mapping) and "logits" in out:  # a Transformers ModelOutput
+            out = out["logits"]
+        if not isinstance(out, Tensor):
+            raise InputError(
+                f"the model returns {type(out).__name__}; expected a tensor of outputs, or a dict "
+                "with 'logits': wrap the model so that it returns one of these"
+            )
+        return out
+
+    def losses(self, split: str = "train") -> Tensor:
+        """Every sample's loss, (N,), in data order."""
+        with self.measuring(), torch.no_grad():
+            parts = [self.loss(self.outputs(b.inputs), b.targets) for b in self.batches(split)]
+        losses = torch.cat(parts)
+        if not losses.isfinite().all():
+            raise InputError(
+                f"{int((~losses.isfinite()).sum())} of {len(losses)} {split} losses are NaN or "
+                "infinite; the model's outputs overflow, or the loss does not fit them"
+            )
+        return losses
+
+    def wrong(self, split: str = "train") -> Tensor:
+        """Whether each sample is misclassified, (N,); an error where targets are not classes."""
+        if not self.loss.classes or self.data(split).targets.is_floating_point():
+            raise InputError(
+                f"a classification error needs class labels; the loss is {self.loss.name!r}"
+            )
+        with self.measuring(), torch.no_grad():
+            parts = [
+                self.outputs(b.inputs).argmax(1) != b.targets for b in self.batches(split)
+            ]
+        return torch.cat(parts)
+
+    def select(self, params: str | list[str] | None = None) -> dict[str, Tensor]:
+        """The chosen parameters by name: all, those matching a glob, or those in a list."""
+        if params is None:
+            return dict(self.params)
+        patterns = [params] if isinstance(params, str) else params
+        chosen = {}
+        for pattern in patterns:
+            found = fnmatch.filter(self.params, pattern)
+            if not found:
+                raise InputError(
+                    f"no parameter matches {pattern!r}; there are {', '.join(self.params)}"
+                )
+            chosen.update({name: self.params[name] for name in found})
+        return {name: p for name, p in self.params.items() if name in chosen}
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Run the model in eval mode and leave no trace of it.
+
+        Modes, buffers and random state are put back on the way out, also after an exception.
+        Gradients are enabled whatever the caller's context, in full precision, and attention uses
+        the implementation that can be differentiated twice.
+        """
+        if self._depth:
+            yield
+            return
+        modules = list(self.model.modules())
+        modes = [m.training for m in modules]
+        buffers = [(b, b.clone()) for b in self.model.buffers()]
+        self._depth += 1
+        try:
+            self.model.eval()
+            with (
+                _random_state_kept(),
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                torch.autocast(self.device.type, enabled=False),
+                sdpa_kernel(SDPBackend.MATH),
+            ):
+                yield
+        finally:
+            self._depth -= 1
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    if not torch.equal(buffer, before):
+                        buffer.copy_(before)
+
+    def _check(self) -> None:
+        """Fail here, in words, rather than later inside torch."""
+        batch = next(self.batches("train"))
+        few = batch.map(lambda t: t[:2])
+        with self.measuring(), torch.no_grad():
+            try:
+                out = self.outputs(few.inputs)
+            except (RuntimeError, TypeError, IndexError) as error:
+                raise InputError(
+                    f"the model cannot run on the training inputs ({_describe(few.inputs)}): {error}"
+                ) from error
+            if not torch.equal(out, self.outputs(few.inputs)):
+                raise InputError(
+                    "the model returns other outputs for the same inputs, even in eval mode; "
+                    "switch off its randomness (functional dropout without training=self.training?)"
+                )
+            self.loss(out, few.targets)
+        if self.loss.classes and out.ndim == 2:
+            for data in [self.train, *([self._test] if self._test else [])]:
+                _check_labels(data, out.shape[1])
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside data-parallel and ``torch.compile`` wrappers.
+
+    A compiled model cannot be differentiated twice, and DDP does not synchronise
+    ``autograd.grad``: both must come off before curvature is computed.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def _arguments(inputs: Inputs) -> tuple[tuple, dict]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _describe(inputs: Inputs) -> str:
+    shapes = pytree.tree_map(lambda t: f"{tuple(t.shape[1:])} {t.dtype}", inputs)
+    return f"one sample is {shapes}"
+
+
+def _check_labels(data: Batches, classes: int) -> None:
+    targets = data.targets
+    if targets.is_floating_point() or targets.ndim != 1:
+        return  # class probabilities: the loss itself checks their shape
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"{data.split} labels run from {low} to {high}, but the model has {classes} outputs; "
+            f"labels must be 0 to {classes - 1}"
+        )
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

@@ -1,0 +1,6 @@
+"""Saved results as one self-contained HTML page; nothing here computes or imports torch."""
+
+from lowland.report.page import render
+from lowland.report.words import answer
+
+__all__ = ["answer", "render"]

@@ -1,0 +1,212 @@
+"""What each number means: a sentence, its formula and where it comes from.
+
+Formulas are plain text with `_{...}` and `^{...}` for indices; the page sets those as small
+letters. Definitions of measures are not here: they come with the results, from the measure itself.
+"""
+
+from dataclasses import dataclass
+
+DUALITY = (
+    "Feng & Tu, The activity-weight duality in feed forward neural networks, "
+    "arXiv:2203.10736 (2022); Nat. Mach. Intell. 5, 908 (2023)"
+)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One number explained."""
+
+    title: str
+    text: str
+    formula: str = ""
+    source: str = ""
+
+
+def _duality(title: str, text: str, formula: str, where: str) -> Definition:
+    return Definition(title, text, formula, f"{DUALITY}, {where}.")
+
+
+GLOSSARY: dict[str, Definition] = {
+    # What came out of the training
+    "train_loss": Definition(
+        "Training loss",
+        "The loss averaged over all training samples, at the analysed weights.",
+        "L = ⟨l(w, x_{k})⟩ over training samples",
+    ),
+    "test_loss": Definition(
+        "Test loss",
+        "The same loss averaged over samples that the training never saw.",
+        "L′ = ⟨l(w, x′_{k})⟩ over test samples",
+    ),
+    "train_error": Definition(
+        "Training error", "The share of training samples that are classified wrongly."
+    ),
+    "test_error": Definition(
+        "Test error", "The share of test samples that are classified wrongly."
+    ),
+    "gap": Definition(
+        "Generalisation gap",
+        "How much larger the loss is on unseen data than on the training data, each averaged over "
+        "all of its samples.",
+        "L′ − L",
+    ),
+    # The decomposition
+    "paired_gap": _duality(
+        "Paired gap",
+        "Every test sample is paired with the nearest training sample of the same label; this is "
+        "the mean difference of their losses. It is what the decomposition explains, and it "
+        "equals the gap only as far as the partners stand for the whole training set.",
+        "ΔL = ⟨l(w, x′_{k}) − l(w, x_{k})⟩_{k}",
+        "Sec. 3",
+    ),
+    "eq9": _duality(
+        "Sum over directions, with means",
+        "The paired gap written as a sum over the eigen-directions of the layer's Hessian. It "
+        "must equal the paired gap up to rounding.",
+        "ΔL = Σ_{n} [ c_{n} σ_{g,n} σ_{w,n} + μ_{g,n} μ_{w,n} ]",
+        "Eq. 9",
+    ),
+    "eq11": _duality(
+        "Sum over directions, without means",
+        "The same sum without the product of the means, which the paper finds negligible. It is "
+        "the sharp part plus the flat part.",
+        "ΔL ≈ Σ_{n} c_{n} σ_{g,n} σ_{w,n}",
+        "Eq. 11",
+    ),
+    "mean_term": _duality(
+        "Mean term",
+        "What the split into sharp and flat leaves out: the product of the mean gradient and the "
+        "mean dual shift, summed over the directions.",
+        "Σ_{n} μ_{g,n} μ_{w,n}",
+        "Eq. 9",
+    ),
+    "sharp": _duality(
+        "Sharp part",
+        "The contribution of the few sharpest directions to the paired gap. In the paper it falls "
+        "with larger learning rates and smaller batches (Sec. 4.1).",
+        "ΔL_{s} = Σ_{n ≤ nₛ} c_{n} σ_{g,n} σ_{w,n}",
+        "Sec. 4",
+    ),
+    "flat": _duality(
+        "Flat part",
+        "The contribution of all other directions to the paired gap. In the paper it falls with "
+        "weight decay and smaller initial weights (Sec. 4.2).",
+        "ΔL_{f} = Σ_{n > nₛ} c_{n} σ_{g,n} σ_{w,n}",
+        "Sec. 4",
+    ),
+    "n_sharp": _duality(
+        "Number of sharp directions",
+        "Where the line between sharp and flat is drawn, in the order of decreasing σ_{g,n}.",
+        "n_{s}",
+        "Sec. 4",
+    ),
+    "directions": _duality(
+        "Directions",
+        "The dimension of the layer's weight space: one eigen-direction of its Hessian for each "
+        "weight.",
+        "M = outputs × inputs",
+        "Sec. 3",
+    ),
+    "weight_norm": _duality(
+        "Weight norm", "The Euclidean length of the layer's weights.", "‖w‖_{2}", "Fig. 2B"
+    ),
+    "total_w": _duality(
+        "Total dual variance",
+        "The size of the solution as the data see it: the variance of the dual weights, summed "
+        "over all directions.",
+        "‖σ_{w}‖^{2} = Σ_{n} σ_{w,n}^{2}",
+        "Eq. 12",
+    ),
+    "total_g": _duality(
+        "Total gradient variance",
+        "The sharpness of the solution in one number: the variance of the effective gradient, "
+        "summed over all directions.",
+        "T_{g} = Σ_{n} σ_{g,n}^{2}",
+        "Fig. 2A",
+    ),
+    "pairs": _duality(
+        "Pairs", "How many pairs of samples the averages ⟨…⟩_{k} run over.", "", "Sec. 3"
+    ),
+    "excluded": _duality(
+        "Pairs left out",
+        "Pairs that have no dual, because the layer's input is zero or the dual shift vanishes. "
+        "They are in none of the sums.",
+        "x_{k} = 0 or Δw_{k} = 0",
+        "Eq. 6",
+    ),
+    "excluded_gap": Definition(
+        "Gap of the pairs left out",
+        "What the pairs without a dual carry, and the decomposition therefore cannot explain.",
+    ),
+    "duality_residual": _duality(
+        "Duality residual",
+        "How far the dual weights are from reproducing the activities they stand for: zero up to "
+        "rounding in a dense layer, larger where the dual is only a least-squares fit.",
+        "‖Δw x − w Δx‖ / ‖w Δx‖",
+        "Eq. 2",
+    ),
+    "loss_defect": _duality(
+        "Loss defect",
+        "How far the loss at the dual weights is from the loss of the test sample that they "
+        "replace; zero up to rounding where the duality is exact.",
+        "l(w′_{k}, x_{k}) − l(w, x′_{k})",
+        "Eq. 1",
+    ),
+    # Per direction
+    "sigma_g": _duality(
+        "Sharpness σ_{g,n}",
+        "The standard deviation over samples of the effective gradient along direction n: how "
+        "strongly the loss reacts there.",
+        "σ_{g,n}^{2} = ⟨g_{n,k}^{2}⟩_{k} − μ_{g,n}^{2},  g_{k} = Δl_{k} Δw_{k} / ‖Δw_{k}‖^{2}",
+        "Eqs. 7 and 9",
+    ),
+    "sigma_w": _duality(
+        "Dual spread σ_{w,n}",
+        "The standard deviation over samples of the dual weight shift along direction n: how far "
+        "new data move the weights there.",
+        "σ_{w,n}^{2} = ⟨Δw_{n,k}^{2}⟩_{k} − μ_{w,n}^{2}",
+        "Eq. 9",
+    ),
+    "s_w": _duality(
+        "Accumulated size S_{w,n}",
+        "The dual spreads summed up to rank n, which smooths the noise of the single values.",
+        "S_{w,n} = Σ_{i ≤ n} σ_{w,i}",
+        "Sec. 4.1 and Fig. 3B",
+    ),
+    "contribution": _duality(
+        "Contribution of a direction",
+        "What direction n adds to the paired gap: sharpness times dual spread times their "
+        "correlation c_{n}.",
+        "ΔL_{n} = c_{n} σ_{g,n} σ_{w,n}",
+        "Eqs. 10 and 11",
+    ),
+    "eigenvalue": _duality(
+        "Hessian eigenvalue H_{n}",
+        "The second derivative of the mean training loss along direction n, within this layer.",
+        "H_{n} = e_{n}^{T} (∇∇L) e_{n}",
+        "Fig. 2A",
+    ),
+    # How it was made
+    "parameters": Definition("Parameters", "How many trainable numbers the whole model has."),
+    "layer": Definition(
+        "Layer", "The layer whose weights are split into directions, and the shape of its weight."
+    ),
+    "train_samples": Definition("Training samples", "How many samples the training loss averages."),
+    "test_samples": Definition("Test samples", "How many unseen samples the test loss averages."),
+    "epochs": Definition("Epochs", "How often the training passed over all training samples."),
+    "settings": Definition("Settings", "The settings of the training, as they were given."),
+    "seconds": Definition("Time", "Wall-clock time on the machine that did the work."),
+    "seed": Definition(
+        "Seed", "The start of the random numbers: the same seed gives the same results again."
+    ),
+    "stderr": Definition(
+        "Value ± standard error",
+        "The number after ± is the standard error of an estimate by sampling; a value without one "
+        "is not sampled.",
+    ),
+    "limit": Definition(
+        "Value and limit",
+        "A check computes something whose true value is known and passes when it misses that by "
+        "no more than the limit.",
+    ),
+}

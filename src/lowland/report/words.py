@@ -1,0 +1,176 @@
+"""The answer in two sentences: how large the gap is, and which half of the duality carries it.
+
+Every claim is one that the numbers support. A remedy is only ever *suggested*: Feng & Tu saw larger
+learning rates and smaller batches act on the sharp part (Sec. 4.1), weight decay and smaller
+initial weights on the flat part (Sec. 4.2), on their networks and data.
+"""
+
+import math
+from typing import Any
+
+from lowland.report.numbers import number, percent
+
+# A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
+# regression in any unit. Cross-entropy has a unit of its own (nats), hence an absolute bound too.
+NEGLIGIBLE_SHARE = 0.02
+NEGLIGIBLE_NATS = 1e-3
+
+# A dual that misses its activities by more than a tenth explains another network's gap.
+TRUSTED_RESIDUAL = 0.1
+
+# Shares this close to one half do not name a culprit.
+BALANCED = (0.45, 0.55)
+
+FLATTER = "larger learning rate, smaller batches, SAM"
+SMALLER = "weight decay, smaller initial weights"
+
+
+def answer(results: dict[str, Any]) -> str:
+    """Say in exactly two sentences what was found and what it suggests, in plain text."""
+    return f"{_what(results)} {_why(results)}"
+
+
+def _what(results: dict[str, Any]) -> str:
+    """Compare unseen with training data: the first sentence."""
+    outcome = results["outcome"]
+    gap = outcome["gap"]
+    minimum = _minimum(results)
+    if not _finite(gap):
+        return (
+            f"The generalisation gap of {minimum} is not defined, because a loss is missing or "
+            "not finite."
+        )
+    minimum = minimum[0].upper() + minimum[1:]
+    evidence = _evidence(outcome)
+    if _negligible(results):
+        return (
+            f"{minimum} does about as well on unseen data as on its training data: "
+            f"the losses differ by {number(abs(gap), 3)} ({evidence})."
+        )
+    if gap < 0:
+        return (
+            f"{minimum} does no worse on unseen data than on its training data: "
+            f"the test loss is {number(-gap, 3)} lower ({evidence})."
+        )
+    return (
+        f"{minimum} loses {number(gap, 3)} more on unseen data than on its training data "
+        f"({evidence})."
+    )
+
+
+def _why(results: dict[str, Any]) -> str:
+    """Name the part of the gap that dominates, if one does: the second sentence."""
+    gap, duality = results["outcome"]["gap"], results["duality"]
+    if not _finite(gap):
+        return "Without a gap there is nothing to explain, and no remedy is suggested."
+    if gap < 0 or _negligible(results):
+        return (
+            "There is no gap to explain, so these numbers suggest neither a flatter "
+            "nor a smaller solution."
+        )
+    unknown = "whether its sharp directions or its size carry the gap"
+    if duality is None:
+        return f"The activity-weight duality was not available here, so it stays open {unknown}."
+    layer = f"layer '{duality['layer']}'"
+    residual = duality["duality_residual"]
+    if not _finite(residual) or residual > TRUSTED_RESIDUAL:
+        size = percent(residual, 0) if _finite(residual) else "unknown"
+        return (
+            f"The activity-weight duality is too rough in {layer} "
+            f"(relative residual: {size}), so it stays open {unknown}."
+        )
+    whole = duality["eq9"]
+    if not all(_finite(duality[name]) for name in ("eq9", "eq11", "sharp", "flat")):
+        return f"The split of the gap in {layer} is not defined, so it stays open {unknown}."
+    if whole <= 0:
+        return (
+            f"Between paired test and training samples the gap vanishes ({number(whole, 3)} in "
+            f"{layer}), so it stays open {unknown}."
+        )
+    return f"{_verdict(results, whole)}{_caution(results)}."
+
+
+def _verdict(results: dict[str, Any], whole: float) -> str:
+    """Weigh the sharp against the flat part of a gap that is positive and well defined."""
+    gap, duality = results["outcome"]["gap"], results["duality"]
+    sharp, flat, mean = duality["sharp"], duality["flat"], whole - duality["eq11"]
+    n_sharp, n_flat = duality["n_sharp"], duality["directions"] - duality["n_sharp"]
+    total, layer = number(duality["directions"]), duality["layer"]
+    # The split explains the *paired* gap; it is "that gap" only where the two agree.
+    that = (
+        "that gap"
+        if abs(whole - gap) <= 0.1 * gap
+        else f"the gap between paired samples ({number(whole, 3)})"
+    )
+    sharpest = f"the {number(n_sharp)} sharpest of {total} weight directions of layer '{layer}'"
+    flatter = f"the {number(n_flat)} flatter of {total} weight directions of layer '{layer}'"
+    if abs(mean) > max(sharp, flat):
+        return (
+            f"In layer '{layer}' most of {that} is a shift of the mean that the split into sharp "
+            "and flat directions leaves out, so no remedy is suggested"
+        )
+    if flat <= 0:
+        return (
+            f"All of {that} comes from {sharpest} (the others lower it by {number(-flat, 3)}), "
+            f"which suggests flattening those ({FLATTER})"
+        )
+    if sharp <= 0:
+        return (
+            f"All of {that} comes from {flatter} (the sharpest lower it by {number(-sharp, 3)}), "
+            f"which suggests a smaller solution ({SMALLER})"
+        )
+    share = sharp / (sharp + flat)
+    if BALANCED[0] <= share <= BALANCED[1]:
+        return (
+            f"Sharp and flat directions carry {that} about equally ({percent(sharp / whole, 0)} "
+            f"from {sharpest}), which suggests that a flatter solution ({FLATTER}) and a smaller "
+            f"one ({SMALLER}) are both worth trying"
+        )
+    if share > 0.5:
+        return (
+            f"{percent(sharp / whole, 0)} of {that} comes from {sharpest}, which suggests "
+            f"flattening those first ({FLATTER})"
+        )
+    return (
+        f"{percent(flat / whole, 0)} of {that} comes from {flatter}, which suggests a smaller "
+        f"solution first ({SMALLER})"
+    )
+
+
+def _caution(results: dict[str, Any]) -> str:
+    """Weaken the verdict when a check failed: the reader of the terminal sees nothing else."""
+    failed = sum(not check["passed"] for check in results["checks"])
+    if not failed:
+        return ""
+    return f"; {failed} of {len(results['checks'])} checks failed, so take this with caution"
+
+
+def _minimum(results: dict[str, Any]) -> str:
+    """Call it a minimum unless the training says that it never got there."""
+    training = results["training"]
+    if training is not None and training.get("converged") is False:
+        return "this solution (its training did not converge)"
+    return "this minimum"
+
+
+def _evidence(outcome: dict[str, Any]) -> str:
+    """Give the errors, which everybody understands; the losses where there are no errors."""
+    if _finite(outcome["test_error"]) and _finite(outcome["train_error"]):
+        test, train = percent(outcome["test_error"]), percent(outcome["train_error"])
+        return f"test error {test}, training error {train}"
+    test, train = number(outcome["test_loss"], 3), number(outcome["train_loss"], 3)
+    return f"test loss {test}, training loss {train}"
+
+
+def _negligible(results: dict[str, Any]) -> bool:
+    outcome = results["outcome"]
+    gap = abs(outcome["gap"])
+    losses = (outcome["test_loss"], outcome["train_loss"])
+    scale = max((abs(loss) for loss in losses if _finite(loss)), default=0.0)
+    if results["subject"]["loss"] == "cross_entropy" and gap < NEGLIGIBLE_NATS:
+        return True
+    return bool(gap <= NEGLIGIBLE_SHARE * scale)
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,65 @@
+"""The saved form of an analysis. Reading and showing it needs no torch."""
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowland import report
+from lowland.atomic import replaced_directory, write_file
+from lowland.errors import InputError
+
+RESULTS, ARRAYS, WEIGHTS, REPORT = "results.json", "arrays.npz", "weights.safetensors", "report.html"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Single numbers and texts (``results``), arrays by name, and the weights as safetensors."""
+
+    results: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    weights: bytes
+
+    def __repr__(self) -> str:
+        return f"Analysis({self.results['subject']['title']!r}): {self.answer}"
+
+    @property
+    def answer(self) -> str:
+        """What was found, in two sentences."""
+        return report.answer(self.results)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the report, one self-contained HTML file."""
+        write_file(Path(path), report.render(self.results, self.arrays))
+        return Path(path)
+
+    def save(self, directory: str | Path) -> Path:
+        """Write results, arrays, weights and report as one directory, whole or not at all."""
+        with replaced_directory(Path(directory), RESULTS) as beside:
+            text = json.dumps(self.results, indent=1, allow_nan=False)
+            (beside / RESULTS).write_text(text + "\n", encoding="utf-8")
+            np.savez_compressed(beside / ARRAYS, **self.arrays)  # type: ignore[arg-type]
+            (beside / WEIGHTS).write_bytes(self.weights)
+            self.to_html(beside / REPORT)
+        return Path(directory)
+
+
+def load(directory: str | Path) -> Analysis:
+    """Read what :meth:`Analysis.save` wrote."""
+    directory = Path(directory)
+    path = directory / RESULTS
+    if not path.is_file():
+        raise InputError(f"{directory} holds no {RESULTS}; expected a directory that Lowland wrote")
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        with np.load(directory / ARRAYS, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        weights = (directory / WEIGHTS).read_bytes()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"the results in {directory} are damaged or incomplete: {error}") from error
+    if not isinstance(results, dict):
+        raise InputError(f"{path} does not hold the results of an analysis")
+    return Analysis(results, arrays, weights)
