@@ -1,39 +1,51 @@
-# The commands of the README. Each sets up what it needs in .venv and runs; PYTHON chooses the interpreter.
+# The commands of the README. Each makes the environment it needs in .venv, then runs;
+# PYTHON chooses the interpreter: make demo PYTHON=python3.13
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt
 
-.PHONY: demo test slow lint docs bench clean
+# Two targets at once would install into one environment at once.
+.NOTPARALLEL:
 
+.PHONY: demo
 demo: $(VENV)/.data
-	$(BIN)/lowland analyze --out lowland-report
+	$(BIN)/lowland analyze
 
+.PHONY: test
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+.PHONY: slow
 slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+.PHONY: lint
 lint: $(VENV)/.lint
-	$(BIN)/ruff format --check src tests benchmarks docs
-	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+.PHONY: docs
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-	@echo "docs/_build/html/index.html"
+	@echo "docs: docs/_build/html/index.html"
 
+.PHONY: clean
 clean:
 	rm -rf $(VENV) build dist docs/_build docs/generated lowland-report src/*.egg-info
 
-# torch goes in first and alone, so that no other package's requirement can choose its build.
+# A file in the environment stands for each thing that was installed into it. torch goes in first
+# and alone, so that no other package's requirement can choose its build.
 $(VENV)/.torch: constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lowland needs Python 3.11 or newer: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	touch $@
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON); name a Python of 3.11 or newer: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lowland needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another: make PYTHON=..." % sys.version_info[:2])'
+	@echo "making $(VENV) and installing torch (some minutes the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@touch $@
 
 $(VENV)/.%: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[$*]'
-	touch $@
+	@echo "installing lowland[$*]"
+	@$(PIP) -e '.[$*]'
+	@touch $@

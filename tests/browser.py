@@ -4,8 +4,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 FLAGS = (
     "--headless=new",
@@ -26,7 +30,7 @@ FLAGS = (
 
 
 @contextmanager
-def chromium(profile: Path) -> Iterator["webdriver.Chrome"]:  # noqa: F821
+def chromium(profile: Path) -> Iterator["Chrome"]:
     """Start Chromium with its own profile, or skip the test and say what is missing."""
     webdriver = pytest.importorskip("selenium.webdriver")
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -48,7 +52,7 @@ def chromium(profile: Path) -> Iterator["webdriver.Chrome"]:  # noqa: F821
         browser.quit()
 
 
-def resize(browser: "webdriver.Chrome", width: int, height: int, dark: bool = False) -> None:  # noqa: F821
+def resize(browser: "Chrome", width: int, height: int, dark: bool = False) -> None:
     """Set the size of the page itself, which a window cannot make as narrow as a telephone."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from lowland import data
     from lowland.analysis import analyze
     from lowland.curvature import Eigenpairs, Hessian, diagonal, eigsh, hessian, layer_hessian
-    from lowland.duality import Decomposition, duality
+    from lowland.dual import Decomposition, duality
     from lowland.errors import InputError
     from lowland.measures import Measurement, Measurements, measure
     from lowland.problem import Problem
@@ -38,7 +38,7 @@ __all__ = [
 _ROOMS = {
     "analysis": ("analyze",),
     "curvature": ("Eigenpairs", "Hessian", "diagonal", "eigsh", "hessian", "layer_hessian"),
-    "duality": ("Decomposition", "duality"),
+    "dual": ("Decomposition", "duality"),
     "errors": ("InputError",),
     "measures": ("Measurement", "Measurements", "measure"),
     "problem": ("Problem",),
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("lowland.data")
     if name in _ROOM_OF:
         found = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)
-        globals()[name] = found  # `duality` and `measure` must win over the rooms of that name
+        globals()[name] = found
         return found
     raise AttributeError(f"module 'lowland' has no attribute {name!r}")
 

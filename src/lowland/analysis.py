@@ -16,7 +16,7 @@ from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
 from lowland.curvature.exact import DENSE_WEIGHTS
 from lowland.curvature.layers import layer, layers
-from lowland.duality import Decomposition, duality
+from lowland.dual import Decomposition, duality
 from lowland.errors import InputError
 from lowland.measures import Measurements, measure
 from lowland.problem import Problem

@@ -1,55 +1,56 @@
 """Results that are whole or absent: written beside their place, then renamed into it."""
 
 import contextlib
+import ctypes
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+import signal
+import sys
+import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from lowland.errors import InputError
 
+# What file managers leave in a folder that was merely looked at.
+_LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
+_SIGNALS = tuple(s for name in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, name, None)))
+
 
 @contextlib.contextmanager
-def replaced_directory(target: Path, marker: str) -> Iterator[Path]:
+def replaced_directory(target: Path, files: Collection[str]) -> Iterator[Path]:
     """A new directory that takes the place of ``target`` when the block ends without an error.
 
-    A directory that is already there is replaced only if it holds ``marker``, the file that says
-    it is a result of ours: no user's folder is ever removed.
+    A directory that is already there is replaced only if it is empty or holds nothing but
+    ``files``, the names that a result of ours consists of: no file of the user is ever removed.
+    An interrupt leaves the old directory or the new one, and nothing beside it.
     """
-    target = Path(os.path.abspath(target))
-    if target.exists() and not target.is_dir():
-        raise InputError(f"{target} is a file; choose another output directory")
-    if target.is_dir() and any(target.iterdir()) and not (target / marker).is_file():
-        raise InputError(
-            f"{target} is not empty and holds no {marker}, so it is not a Lowland result; "
-            "choose another output directory"
-        )
+    with _writing(f"the output directory {target}"):
+        target = Path(os.path.realpath(target))  # a link keeps pointing to where it points
+        _check_replaceable(target, files)
+        made = [p for p in target.parents if not p.exists()]  # innermost first
+    beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise InputError(
-            f"cannot write the output directory {target}: {error.strerror}; choose another"
-        ) from error
-    try:
-        beside.chmod(0o755)
-        yield beside
-        if target.is_dir():
-            # Two renames: in between, the old result is beside its place and still whole.
-            old = beside.with_name(beside.name + ".old")
-            target.rename(old)
-            beside.rename(target)
-            shutil.rmtree(old)
-        else:
-            beside.rename(target)
+        with _writing(f"the output directory {target}"):
+            with _undisturbed():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                beside.mkdir()
+            yield beside
+            with _undisturbed():
+                _take_place(beside, target)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        with _undisturbed():
+            # After the exchange this is the old result, otherwise the unfinished one.
+            shutil.rmtree(beside, ignore_errors=True)
+            with contextlib.suppress(OSError):  # parents stay if they hold something
+                for parent in made:
+                    parent.rmdir()
 
 
-def check_writable(target: Path, marker: str) -> None:
-    """Raise before the work rather than after it if ``target`` could not be written."""
-    with contextlib.suppress(_NotYet), replaced_directory(target, marker):
+def check_writable(target: Path, files: Collection[str]) -> None:
+    """Raise before the work rather than after it if ``target`` could not be replaced."""
+    with contextlib.suppress(_NotYet), replaced_directory(target, files):
         raise _NotYet
 
 
@@ -59,15 +60,105 @@ class _NotYet(Exception):
 
 def write_file(target: Path, text: str) -> None:
     """Write a text file so that a reader sees the old one or the new one, never a part."""
+    beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror}") from error
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
+        with _writing(str(target)):
+            beside.write_text(text, encoding="utf-8")
+            os.replace(beside, target)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        with _undisturbed(), contextlib.suppress(OSError):
+            beside.unlink()
+
+
+def _check_replaceable(target: Path, files: Collection[str]) -> None:
+    advice = "choose another output directory"
+    for parent in (target, *target.parents):
+        if parent.exists() and not parent.is_dir():
+            within = "" if parent == target else f", so {target} cannot be inside it"
+            raise InputError(f"{parent} is a file{within}; {advice}")
+    if not target.exists():
+        return
+    if target.samefile(os.curdir):
+        raise InputError(
+            f"{target} is the current directory, which cannot be replaced as a whole; choose one "
+            "inside it, such as lowland-report"
+        )
+    if os.path.ismount(target):
+        raise InputError(
+            f"{target} is a mount point, which cannot be replaced as a whole; choose a directory "
+            f"inside it, such as {target / 'lowland-report'}"
+        )
+    foreign = sorted({p.name for p in target.iterdir()} - set(files) - _LITTER)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise InputError(
+            f"{target} holds {foreign[0]!r}{more}, which Lowland did not write and will not "
+            f"remove; {advice}"
+        )
+
+
+def _take_place(beside: Path, target: Path) -> None:
+    """Rename ``beside`` to ``target``; what was there, if anything, is ``beside`` afterwards."""
+    if not target.exists():
+        beside.rename(target)
+    elif not _exchange(beside, target):
+        # Two renames. A process killed in between leaves both results beside their place, whole.
+        old = beside.with_name(beside.name + ".old")
+        target.rename(old)
+        try:
+            beside.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+        old.rename(beside)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Let two directories swap names in one step, if the system has one; Python offers none."""
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE / RENAME_SWAP
+    names = os.fsencode(a), os.fsencode(b)
+    try:
+        libc = ctypes.CDLL(None)
+        if sys.platform == "darwin":
+            return libc.renamex_np(*names, ctypes.c_uint(swap)) == 0
+        return libc.renameat2(here, names[0], here, names[1], ctypes.c_uint(swap)) == 0
+    except (AttributeError, OSError, TypeError):  # an old libc, or Windows
+        return False
+
+
+@contextlib.contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Say what could not be written, and why, on one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {what}: {error.strerror or error}; choose another place, or make room "
+            "and permission there"
+        ) from error
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let signals wait until the block is done, then deliver them.
+
+    The handlers are replaced, and not the signals masked: a masked signal reaches any other
+    thread, and torch has many.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python delivers signals to the main thread only
+        return
+    waiting: list[int] = []
+    before = {}
+    try:
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not None:  # None: installed by something that is not Python
+                before[number] = handler
+                signal.signal(number, lambda number, frame: waiting.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in waiting:
+            signal.raise_signal(number)

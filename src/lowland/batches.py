@@ -169,8 +169,7 @@ def _split_batch(raw: Any, split: str) -> Batch:
         if isinstance(targets, Tensor):
             return Batch(inputs[0] if len(inputs) == 1 else tuple(inputs), targets)
     raise InputError(
-        f"{split} data must give (inputs, targets) or a dict with 'labels'; got "
-        f"{_describe(raw)}"
+        f"{split} data must give (inputs, targets) or a dict with 'labels'; got {_describe(raw)}"
     )
 
 

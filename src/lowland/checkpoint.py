@@ -60,7 +60,13 @@ def _read(path: Path) -> dict[str, Tensor]:
             found: object = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, RuntimeError) as e:
+    except (
+        SafetensorError,
+        pickle.UnpicklingError,
+        EOFError,
+        zipfile.BadZipFile,
+        RuntimeError,
+    ) as e:
         raise InputError(_why_unreadable(path, e)) from e
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):

@@ -96,7 +96,7 @@ def resolve(loss: LossLike) -> Loss:
         return _NAMED[loss]
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         module = copy.copy(loss)
-        module.reduction = "none"
+        setattr(module, "reduction", "none")  # noqa: B010  (a plain attribute of torch's losses)
         name = type(loss).__name__
         classes = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
         return Loss(name, lambda z, y: _per_sample(module(z, y)), classes)

@@ -53,7 +53,9 @@ class Problem:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module; got {type(model).__name__}")
         if train is None:
-            raise InputError("no training data; pass train=(inputs, targets), a Dataset or a loader")
+            raise InputError(
+                "no training data; pass train=(inputs, targets), a Dataset or a loader"
+            )
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
         model = unwrap(model)
@@ -108,9 +110,7 @@ class Problem:
 
     def place(self, batch: Batch) -> Batch:
         """The batch where and as the model wants it."""
-        return batch.map(
-            lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None)
-        )
+        return batch.map(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None))
 
     def outputs(self, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs; call inside :meth:`measuring`.
@@ -149,9 +149,7 @@ class Problem:
                 f"a classification error needs class labels; the loss is {self.loss.name!r}"
             )
         with self.measuring(), torch.no_grad():
-            parts = [
-                self.outputs(b.inputs).argmax(1) != b.targets for b in self.batches(split)
-            ]
+            parts = [self.outputs(b.inputs).argmax(1) != b.targets for b in self.batches(split)]
         return torch.cat(parts)
 
     def select(self, params: str | list[str] | None = None) -> dict[str, Tensor]:
@@ -212,17 +210,23 @@ class Problem:
                 out = self.outputs(few.inputs)
             except (RuntimeError, TypeError, IndexError) as error:
                 raise InputError(
-                    f"the model cannot run on the training inputs ({_describe(few.inputs)}): {error}"
+                    f"the model cannot run on the training inputs ({_describe(few.inputs)}): "
+                    f"{error}"
                 ) from error
+            if not out.isfinite().all():
+                raise InputError(
+                    "the model's outputs on the training inputs are NaN or infinite; are its "
+                    "weights or inputs too large for its precision?"
+                )
             if not torch.equal(out, self.outputs(few.inputs)):
                 raise InputError(
                     "the model returns other outputs for the same inputs, even in eval mode; "
                     "switch off its randomness (functional dropout without training=self.training?)"
                 )
-            self.loss(out, few.targets)
         if self.loss.classes and out.ndim == 2:
             for data in [self.train, *([self._test] if self._test else [])]:
                 _check_labels(data, out.shape[1])
+        self.loss(out, few.targets)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -233,11 +237,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
+            inner = model.module
         else:
+            inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
             return model
+        model = inner
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple, dict]:
@@ -267,11 +272,11 @@ def _check_labels(data: Batches, classes: int) -> None:
 
 @contextlib.contextmanager
 def _random_state_kept() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
             random.setstate(python)
-            np.random.set_state(numpy)
+            np.random.set_state(numpy)  # noqa: NPY002

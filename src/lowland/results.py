@@ -1,7 +1,6 @@
 """The saved form of an analysis. Reading and showing it needs no torch."""
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,12 @@ from lowland import report
 from lowland.atomic import replaced_directory, write_file
 from lowland.errors import InputError
 
-RESULTS, ARRAYS, WEIGHTS, REPORT = "results.json", "arrays.npz", "weights.safetensors", "report.html"
+FILES = RESULTS, ARRAYS, WEIGHTS, REPORT = (
+    "results.json",
+    "arrays.npz",
+    "weights.safetensors",
+    "report.html",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Analysis:
 
     def save(self, directory: str | Path) -> Path:
         """Write results, arrays, weights and report as one directory, whole or not at all."""
-        with replaced_directory(Path(directory), RESULTS) as beside:
+        with replaced_directory(Path(directory), FILES) as beside:
             text = json.dumps(self.results, indent=1, allow_nan=False)
             (beside / RESULTS).write_text(text + "\n", encoding="utf-8")
             np.savez_compressed(beside / ARRAYS, **self.arrays)  # type: ignore[arg-type]
@@ -50,16 +54,25 @@ class Analysis:
 def load(directory: str | Path) -> Analysis:
     """Read what :meth:`Analysis.save` wrote."""
     directory = Path(directory)
-    path = directory / RESULTS
-    if not path.is_file():
-        raise InputError(f"{directory} holds no {RESULTS}; expected a directory that Lowland wrote")
+    if not directory.is_dir():
+        came = "is a file" if directory.exists() else "does not exist"
+        raise InputError(f"{directory} {came}; expected a directory that `lowland analyze` wrote")
+    if not (directory / RESULTS).is_file():
+        raise InputError(
+            f"{directory} holds no {RESULTS}; expected a directory that `lowland analyze` wrote"
+        )
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
+        results = json.loads((directory / RESULTS).read_text(encoding="utf-8"))
         with np.load(directory / ARRAYS, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         weights = (directory / WEIGHTS).read_bytes()
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"the results in {directory} are damaged or incomplete: {error}") from error
+    except Exception as error:  # zip, zlib, numpy and json each have their own for damaged bytes
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"the results in {directory} are damaged or incomplete ({said}); run the analysis again"
+        ) from error
     if not isinstance(results, dict):
-        raise InputError(f"{path} does not hold the results of an analysis")
+        raise InputError(
+            f"{directory / RESULTS} holds {type(results).__name__}, not the results of an analysis"
+        )
     return Analysis(results, arrays, weights)

@@ -28,8 +28,8 @@ def layer_hessian(problem: Problem, name: str, kind: str = "hessian") -> Tensor:
     M = chosen.module.weight.numel()
     if M > DENSE_WEIGHTS:
         raise InputError(
-            f"layer {name!r} has {M:,} weights; its dense block would take {8 * M * M / 2**30:,.1f} "
-            f"GiB (limit: {DENSE_WEIGHTS:,} weights)"
+            f"layer {name!r} has {M:,} weights, so its dense block would take "
+            f"{8 * M * M / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
         )
     total: Tensor | float = 0.0
     for found in factors(problem, [chosen], kind):

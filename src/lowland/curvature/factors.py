@@ -35,14 +35,19 @@ class Factors:
 
     def dense_sum(self) -> Tensor:
         """The sum over samples of the (M, M) blocks; zero between groups, as it must be."""
-        n, C, T, G, out = self.delta.shape
+        T, G, out = self.delta.shape[2:]
         x, delta, s = self.x.double(), self.delta.double(), self.s.double()
         if T == 1 and G == 1:  # Kronecker form: C times fewer operations
             x, delta = x[:, 0, 0], delta[:, :, 0, 0]
             S = torch.einsum("nc,nco,ncp->nop", s, delta, delta)
             xx = torch.einsum("ni,nj->nij", x, x)
             block = S.flatten(1).T @ xx.flatten(1)  # (out out', in in')
-            return block.view(out, out, x.shape[1], x.shape[1]).permute(0, 2, 1, 3).flatten(2).flatten(0, 1)
+            return (
+                block.view(out, out, x.shape[1], x.shape[1])
+                .permute(0, 2, 1, 3)
+                .flatten(2)
+                .flatten(0, 1)
+            )
         B = torch.einsum("nctgo,ntgi->ncgoi", delta, x).flatten(0, 1).flatten(1)  # (n C, M)
         return (B * s.reshape(-1, 1)).T @ B
 
@@ -104,7 +109,7 @@ def _of_batch(
 
 
 def _output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """``d2l/dz2`` of each sample as vectors q (n, C, C), one per row, and signs and sizes s (n, C)."""
+    """``d2l/dz2`` of each sample as vectors, the rows of q (n, C, C), and their sizes s (n, C)."""
     leaf = z.detach().requires_grad_()
     return _eigen(_second_derivative(problem.loss(leaf, targets), leaf))
 

@@ -1,7 +1,7 @@
 """Extreme eigenpairs of a symmetric operator by thick-restart block Lanczos.
 
 The method keeps ``A V = V T + Q B^T`` with orthonormal ``[V Q]`` (Krylov-Schur form; Wu & Simon,
-SIAM J. Matrix Anal. Appl. 22, 2000): when the basis is full, it is replaced by its best Ritz vectors
+SIAM J. Matrix Anal. Appl. 22, 2000): when the basis is full, its best Ritz vectors replace it
 and the iteration goes on from the same residual block. Every new block is orthogonalised twice
 against the whole basis, so that no eigenvalue appears more often than it should.
 """
@@ -91,7 +91,7 @@ def eigsh(
         start = torch.randn(n, min(block, n), device=A.device, generator=generator)
     Q = start.reshape(n, -1).to(A.device, A.dtype)
     b = Q.shape[1]
-    capacity = min(n, max(2 * k + 4 * b, k + 8 * b, 20))  # columns of the basis before a restart
+    capacity = min(n, max(2 * k, k + 40) + 4 * b)  # columns of the basis before a restart
     limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
 
     V = torch.empty(n, 0, dtype=A.dtype, device=A.device)

@@ -41,7 +41,11 @@ class Hessian:
                 )
                 for j, v in enumerate(columns.unbind(1)):
                     product = torch.autograd.grad(
-                        gradient, weights, self._shaped(v), retain_graph=True, materialize_grads=True
+                        gradient,
+                        weights,
+                        self._shaped(v),
+                        retain_graph=True,
+                        materialize_grads=True,
                     )
                     total[:, j] += torch.cat([p.reshape(-1) for p in product])
         return (total / len(self.problem.train)).reshape(V.shape)

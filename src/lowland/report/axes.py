@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 Plot = dict[str, Any]
 Vector = NDArray[np.float64]
 
-SHARP, FLAT, NEUTRAL = "var(--sharp)", "var(--flat)", "var(--neutral)"
+SHARP, FLAT, MEAN = "var(--sharp)", "var(--flat)", "var(--mean)"
+NEUTRAL = "var(--neutral)"
 INK, GRID = "var(--soft)", "var(--line)"
 CLEAR = "rgba(0,0,0,0)"
+FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"  # as in style.css
 
 # A curve on a logarithmic axis shows no more than this many distinct points on any screen.
 MAX_POINTS = 1500
@@ -39,14 +41,14 @@ def values(vector: NDArray[Any], positive: bool = False) -> list[float | None]:
 
 
 def log_axis(title: str, vector: NDArray[Any]) -> Plot:
-    """Make a logarithmic axis that spans the positive values, at most `MAX_DECADES` of them."""
+    """Make a logarithmic axis over the values within `MAX_DECADES` of the largest."""
     # Plotly sets powers a quarter larger than plain numbers: the small size makes them equal.
     axis = _axis(title) | {"type": "log", "exponentformat": "power", "tickfont": {"size": 10.5}}
     drawn = vector[np.isfinite(vector) & (vector > 0)]
     if not drawn.size:
         return axis
+    drawn = drawn[drawn >= drawn.max() / 10.0**MAX_DECADES]
     low, high = np.log10(drawn.min()), np.log10(drawn.max())
-    low = max(low, high - MAX_DECADES)
     margin = max(0.05 * (high - low), 0.1)
     # Labels at every decade collide beyond six of them; few need the digits in between.
     axis["dtick"] = math.ceil((high - low) / 6) if high - low > 1.5 else "D1"
@@ -69,7 +71,7 @@ def layout(xaxis: Plot, yaxis: Plot, **more: Any) -> Plot:
     return {
         "xaxis": xaxis,
         "yaxis": yaxis,
-        "font": {"family": "system-ui, sans-serif", "size": 12.5, "color": INK},
+        "font": {"family": FONT, "size": 13, "color": INK},
         "paper_bgcolor": CLEAR,
         "plot_bgcolor": CLEAR,
         "margin": {"l": 64, "r": 12, "t": 16, "b": 52},

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowland.errors import InputError
 from lowland.report import axes
-from lowland.report.axes import FLAT, NEUTRAL, SHARP, Plot, Vector
+from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot, Vector
 from lowland.report.numbers import number, percent
 
 
@@ -60,7 +60,7 @@ def split(gap: float | None, duality: dict[str, Any]) -> Figure:
     parts = [("sharp part", sharp, SHARP), ("flat part", flat, FLAT)]
     mean = whole - duality["eq11"]
     if abs(mean) > 0.005 * abs(whole):  # thinner than its own outline otherwise
-        parts.append(("mean term", mean, NEUTRAL))
+        parts.append(("mean term", mean, MEAN))
     data = [_bar("gap", "gap", gap, NEUTRAL, number(gap, 3)) | {"showlegend": False}]
     for name, value, colour in parts:
         text = percent(value / whole, 0) if whole > 0 else number(value, 3)
@@ -74,7 +74,7 @@ def split(gap: float | None, duality: dict[str, Any]) -> Figure:
     )
     layout = axes.layout(
         axes.linear_axis("test loss − training loss"),
-        {"automargin": True, "autorange": "reversed", "ticks": ""},
+        {"automargin": True, "autorange": "reversed", "ticklabelstandoff": 6},
         barmode="relative",
         bargap=0.3,
         showlegend=True,
@@ -101,7 +101,7 @@ def cumulative(title: str, duality: dict[str, Any], contribution: Vector) -> Fig
         data.append(_trace(**line, **fill, **look, hover="up to n = %{x}: %{y:.4g}"))
     layout = axes.layout(
         axes.rank_axis(n),
-        axes.linear_axis("Σ<sub>i≤n</sub> c<sub>i</sub> σ<sub>g,i</sub> σ<sub>w,i</sub>"),
+        axes.linear_axis("part of the gap from directions 1 to n"),
         **axes.boundary(n_sharp, n),
     )
     undefined = int(np.sum(~np.isfinite(contribution)))
@@ -150,7 +150,7 @@ def size(title: str, duality: dict[str, Any], sigma_w: Vector) -> Figure:
         data.append(_trace(**points, **look, name=name, hover="up to n = %{x}: %{y:.4g}"))
     layout = axes.layout(
         axes.rank_axis(n),
-        axes.log_axis("S<sub>w,n</sub> = Σ<sub>i≤n</sub> σ<sub>w,i</sub>  (weight)", total),
+        axes.log_axis("S<sub>w,n</sub>  (in units of weight)", total),
         **axes.boundary(n_sharp, n),
     )
     return Figure("size", title, caption + _part_of(n, duality), ("s_w", "sigma_w"), data, layout)
@@ -176,9 +176,11 @@ def curvature(title: str, duality: dict[str, Any], sigma_g: Vector, eigenvalue: 
         ranks = {"customdata": axes.values(part + 1)}
         hover = "n = %{customdata}: σ² = %{x:.3g}, H = %{y:.3g}"
         data.append(_trace(**points, **look, **ranks, name=name, hover=hover))
-    top = int(np.argmax(np.where(both, squared, 0.0)))
-    ends = np.array([squared[both].min(), squared[top]])
-    guide = {"x": axes.values(ends), "y": axes.values(ends * eigenvalue[top] / squared[top])}
+    # Through the middle of the sharpest directions: where the paper finds H_n ∝ σ_g,n².
+    sharpest = np.flatnonzero(both)[: max(n_sharp, 1)]
+    ratio = float(np.median(eigenvalue[sharpest] / squared[sharpest]))
+    ends = np.array([squared[both].min(), squared[both].max()])
+    guide = {"x": axes.values(ends), "y": axes.values(ratio * ends)}
     dotted = {"mode": "lines", "line": {"color": NEUTRAL, "width": 1.5, "dash": "dot"}}
     data.append(_trace(**guide, **dotted, name="slope one", hover=None))
     layout = axes.layout(
@@ -262,7 +264,7 @@ def _off_the_axis(vector: Vector) -> str:
     """Say what a logarithmic axis cannot show, or shows only after zooming out."""
     defined = np.isfinite(vector) & (vector > 0)
     text = _left_out(int(np.sum(~defined)), "with zero or no value", "not drawn")
-    floor = vector[defined].max() / 10**axes.MAX_DECADES
+    floor = vector[defined].max() / 10.0**axes.MAX_DECADES
     return text + _left_out(int(np.sum(vector[defined] < floor)), "far below", "off the axis")
 
 

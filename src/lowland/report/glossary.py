@@ -137,19 +137,21 @@ GLOSSARY: dict[str, Definition] = {
     "excluded_gap": Definition(
         "Gap of the pairs left out",
         "What the pairs without a dual carry, and the decomposition therefore cannot explain.",
+        "Σ_{k left out} Δl_{k} / number of all pairs",
     ),
     "duality_residual": _duality(
         "Duality residual",
-        "How far the dual weights are from reproducing the activities they stand for: zero up to "
-        "rounding in a dense layer, larger where the dual is only a least-squares fit.",
-        "‖Δw x − w Δx‖ / ‖w Δx‖",
+        "How far the dual weights are from reproducing the activities they stand for, at worst: "
+        "zero up to rounding in a dense layer, larger where the dual is a least-squares fit.",
+        "max_{k} ‖Δw_{k} x_{k} − w Δx_{k}‖ / ‖w Δx_{k}‖",
         "Eq. 2",
     ),
     "loss_defect": _duality(
         "Loss defect",
         "How far the loss at the dual weights is from the loss of the test sample that they "
-        "replace; zero up to rounding where the duality is exact.",
-        "l(w′_{k}, x_{k}) − l(w, x′_{k})",
+        "replace, as a share of the mean change of loss; zero up to rounding where the duality is "
+        "exact.",
+        "⟨|l(w + Δw_{k}, x_{k}) − l(w, x′_{k})|⟩_{k} / ⟨|Δl_{k}|⟩_{k}",
         "Eq. 1",
     ),
     # Per direction
@@ -201,8 +203,8 @@ GLOSSARY: dict[str, Definition] = {
     ),
     "stderr": Definition(
         "Value ± standard error",
-        "The number after ± is the standard error of an estimate by sampling; a value without one "
-        "is not sampled.",
+        "The number after ± is the standard error: of an estimate from random vectors, or of a "
+        "mean over test samples that could have been others. Without ± there is none.",
     ),
     "limit": Definition(
         "Value and limit",

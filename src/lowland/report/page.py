@@ -119,12 +119,12 @@ def _making(results: dict[str, Any]) -> list[Row]:
     subject, training = results["subject"], results["training"]
     shape = " × ".join(str(size) for size in subject["layer_shape"] or ())
     rows = [
-        _row("data", subject["data"], title="Data"),
+        _row("data", subject["data"] or "given in Python", title="Data"),
         _row("train_samples", numbers.number(subject["train_samples"])),
         _row("test_samples", numbers.number(subject["test_samples"])),
         _row("loss", subject["loss"], title="Loss"),
         _row("parameters", numbers.number(subject["parameters"])),
-        _row("layer", f"'{subject['layer']}'" + (f", {shape}" if shape else "")),
+        _row("layer", f"'{subject['layer']}', {shape}" if shape else "none"),
         _row("layers", ", ".join(f"'{name}'" for name in subject["layers"]), title="All layers"),
         _row("checkpoint", subject["checkpoint"] or "none", title="Checkpoint"),
         _row("device", f"{subject['device']}, {subject['dtype']}", title="Computed on"),

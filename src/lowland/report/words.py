@@ -15,8 +15,8 @@ from lowland.report.numbers import number, percent
 NEGLIGIBLE_SHARE = 0.02
 NEGLIGIBLE_NATS = 1e-3
 
-# A dual that misses its activities by more than a tenth explains another network's gap.
-TRUSTED_RESIDUAL = 0.1
+# A dual that misses activities or losses by more than a tenth explains another network's gap.
+TRUSTED_MISS = 0.1
 
 # Shares this close to one half do not name a culprit.
 BALANCED = (0.45, 0.55)
@@ -72,12 +72,12 @@ def _why(results: dict[str, Any]) -> str:
     if duality is None:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
     layer = f"layer '{duality['layer']}'"
-    residual = duality["duality_residual"]
-    if not _finite(residual) or residual > TRUSTED_RESIDUAL:
-        size = percent(residual, 0) if _finite(residual) else "unknown"
+    misses = (duality["duality_residual"], duality["loss_defect"])  # of activities, of losses
+    if not all(_finite(miss) and miss <= TRUSTED_MISS for miss in misses):
+        size = percent(max(misses), 0) if all(map(_finite, misses)) else "unknown"
         return (
             f"The activity-weight duality is too rough in {layer} "
-            f"(relative residual: {size}), so it stays open {unknown}."
+            f"(relative error: {size}), so it stays open {unknown}."
         )
     whole = duality["eq9"]
     if not all(_finite(duality[name]) for name in ("eq9", "eq11", "sharp", "flat")):
@@ -106,35 +106,33 @@ def _verdict(results: dict[str, Any], whole: float) -> str:
     flatter = f"the {number(n_flat)} flatter of {total} weight directions of layer '{layer}'"
     if abs(mean) > max(sharp, flat):
         return (
-            f"In layer '{layer}' most of {that} is a shift of the mean that the split into sharp "
-            "and flat directions leaves out, so no remedy is suggested"
+            f"In layer '{layer}' a shift of the mean, which is neither sharp nor flat, outweighs "
+            f"both parts of {that}, so no remedy is suggested"
         )
-    if flat <= 0:
-        return (
-            f"All of {that} comes from {sharpest} (the others lower it by {number(-flat, 3)}), "
-            f"which suggests flattening those ({FLATTER})"
-        )
-    if sharp <= 0:
-        return (
-            f"All of {that} comes from {flatter} (the sharpest lower it by {number(-sharp, 3)}), "
-            f"which suggests a smaller solution ({SMALLER})"
-        )
-    share = sharp / (sharp + flat)
-    if BALANCED[0] <= share <= BALANCED[1]:
+    if min(sharp, flat) > 0 and BALANCED[0] <= sharp / (sharp + flat) <= BALANCED[1]:
         return (
             f"Sharp and flat directions carry {that} about equally ({percent(sharp / whole, 0)} "
             f"from {sharpest}), which suggests that a flatter solution ({FLATTER}) and a smaller "
             f"one ({SMALLER}) are both worth trying"
         )
-    if share > 0.5:
+    if sharp > flat:
         return (
-            f"{percent(sharp / whole, 0)} of {that} comes from {sharpest}, which suggests "
-            f"flattening those first ({FLATTER})"
+            f"{_share(sharp, whole)} of {that} comes from {sharpest}{_lowered('others', flat)}, "
+            f"which suggests flattening those first ({FLATTER})"
         )
     return (
-        f"{percent(flat / whole, 0)} of {that} comes from {flatter}, which suggests a smaller "
-        f"solution first ({SMALLER})"
+        f"{_share(flat, whole)} of {that} comes from {flatter}{_lowered('sharpest', sharp)}, "
+        f"which suggests a smaller solution first ({SMALLER})"
     )
+
+
+def _share(part: float, whole: float) -> str:
+    """Write a part in per cent, but no more than all of it, whatever the others take away."""
+    return percent(part / whole, 0) if part < whole else "All"
+
+
+def _lowered(which: str, part: float) -> str:
+    return f" (the {which} lower it by {number(-part, 3)})" if part < 0 else ""
 
 
 def _caution(results: dict[str, Any]) -> str:
@@ -163,8 +161,12 @@ def _evidence(outcome: dict[str, Any]) -> str:
 
 
 def _negligible(results: dict[str, Any]) -> bool:
+    """Tell a gap that matters from one that is small, or lost in the noise of the samples."""
     outcome = results["outcome"]
     gap = abs(outcome["gap"])
+    errors = [m.get("stderr") for m in results["measures"] if m["name"] == "gap"]
+    if any(_finite(error) and gap <= 2 * error for error in errors):
+        return True
     losses = (outcome["test_loss"], outcome["train_loss"])
     scale = max((abs(loss) for loss in losses if _finite(loss)), default=0.0)
     if results["subject"]["loss"] == "cross_entropy" and gap < NEGLIGIBLE_NATS:

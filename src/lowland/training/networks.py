@@ -9,7 +9,11 @@ from lowland.errors import InputError
 
 
 def mlp(
-    sizes: tuple[int, ...] = (784, 30, 30, 10), *, bias: bool = False, scale: float = 1.0, seed: int = 0
+    sizes: tuple[int, ...] = (784, 30, 30, 10),
+    *,
+    bias: bool = False,
+    scale: float = 1.0,
+    seed: int = 0,
 ) -> nn.Sequential:
     """A ReLU network with Xavier-uniform weights times ``scale`` (Feng & Tu, Methods).
 
@@ -17,7 +21,9 @@ def mlp(
     called ``"1"``, ``"3"``, ...: ``"0"`` flattens images.
     """
     if len(sizes) < 2 or min(sizes) < 1:
-        raise InputError(f"an MLP needs at least an input and an output size, all >= 1; got {sizes}")
+        raise InputError(
+            f"an MLP needs at least an input and an output size, all >= 1; got {sizes}"
+        )
     generator = torch.Generator().manual_seed(seed)
     modules: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):

@@ -38,7 +38,9 @@ def losses_with_outputs(problem: Problem, at: Layer, samples: Tensor, a: Tensor)
         for indices, outputs in zip(samples.split(size), a.split(size), strict=True):
             batch = problem.place(problem.train.take(indices))
 
-            def replace(module: nn.Module, args: tuple, output: Tensor, a: Tensor = outputs) -> Tensor:
+            def replace(
+                module: nn.Module, args: tuple, output: Tensor, a: Tensor = outputs
+            ) -> Tensor:
                 return a.to(output.dtype)
 
             handle = at.module.register_forward_hook(replace)

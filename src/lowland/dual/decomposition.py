@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lowland.curvature.exact import layer_hessian
 from lowland.curvature.layers import Layer, layer
-from lowland.duality.activity import activities, losses_with_outputs
-from lowland.duality.pairing import nearest_same_label
+from lowland.dual.activity import activities, losses_with_outputs
+from lowland.dual.pairing import nearest_same_label
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -119,7 +119,9 @@ def duality(problem: Problem, name: str, *, n_sharp: int = N_SHARP) -> Decomposi
     g_over_w = dl * reciprocal(size)  # g_k = g_over_w_k dW_k, Eq. 7
     moments = _moments(left[kept], x[kept], g_over_w[kept], E)
     order = moments.sigma_g.argsort(descending=True)
-    sharp, flat = (float(part.sum()) for part in moments.contribution[order].tensor_split([n_sharp]))
+    sharp, flat = (
+        float(part.sum()) for part in moments.contribution[order].tensor_split([n_sharp])
+    )
     return Decomposition(
         layer=name,
         gap=float(loss_test.mean() - loss_train.mean()),

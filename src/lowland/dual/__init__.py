@@ -1,0 +1,8 @@
+"""Activity-weight duality: from differences between data to shifts of the weights.
+
+The room is called ``dual`` because ``lowland.duality`` is the function.
+"""
+
+from lowland.dual.decomposition import Decomposition, duality
+
+__all__ = ["Decomposition", "duality"]

@@ -1,0 +1,100 @@
+"""Planted spectra: the algorithm sees a matrix whose eigenpairs are known."""
+
+import pytest
+import torch
+from cases import CASES, dense_hessian
+
+import lowland as ll
+from lowland.curvature.lanczos import Dense
+from lowland.errors import InputError
+
+
+def planted(values: torch.Tensor, seed: int = 0) -> Dense:
+    generator = torch.Generator().manual_seed(seed)
+    n = len(values)
+    Q = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
+    return Dense((Q * values) @ Q.T)
+
+
+SPECTRUM = torch.cat([torch.tensor([9.0, -7, 5, 4, 3, -2.5]), torch.linspace(-1, 1, 294)]).double()
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("which", ["magnitude", "largest", "smallest"])
+def test_planted_eigenvalues_are_found_at_each_end(which, block):
+    A = planted(SPECTRUM)
+    found = ll.eigsh(A, 3, which=which, tol=1e-8, block=block)
+    key = {"magnitude": -SPECTRUM.abs(), "largest": -SPECTRUM, "smallest": SPECTRUM}[which]
+    expected = SPECTRUM[key.argsort()][:3]
+    assert found.converged
+    if which == "smallest":  # -7, -2.5, then the edge of the bulk
+        expected = SPECTRUM.sort().values[:3]
+    torch.testing.assert_close(found.values, expected, rtol=1e-10, atol=1e-10)
+    residuals = (A.matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
+    torch.testing.assert_close(residuals, found.residuals, rtol=1e-3, atol=1e-13)
+    gram = found.vectors.T @ found.vectors
+    torch.testing.assert_close(gram, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_a_multiple_eigenvalue_is_found_as_often_as_the_block_allows():
+    values = torch.cat([torch.tensor([5.0, 5, 5, 4]), torch.rand(96)]).double()
+    found = ll.eigsh(planted(values), 4, block=3, tol=1e-8)
+    torch.testing.assert_close(found.values, torch.tensor([5.0, 5, 5, 4]).double())
+
+
+def test_an_unconverged_result_says_so_and_its_residual_is_true():
+    A = planted(torch.linspace(0.9, 1, 500).double())
+    found = ll.eigsh(A, 5, tol=1e-10, max_matvecs=30)
+    assert not found.converged
+    assert "NOT converged" in repr(found)
+    assert found.matvecs == 30
+    # Weyl: an eigenvalue of A lies within the residual of each value
+    distance = (torch.linspace(0.9, 1, 500).double()[:, None] - found.values).abs().min(0).values
+    assert (distance <= found.residuals).all()
+
+
+def test_a_warm_start_from_the_answer_needs_one_block():
+    A = planted(SPECTRUM)
+    cold = ll.eigsh(A, 3, tol=1e-6)
+    warm = ll.eigsh(A, 3, tol=1e-6, start=cold.vectors)
+    assert warm.matvecs == 3 < cold.matvecs
+    torch.testing.assert_close(warm.values, cold.values)
+
+
+@pytest.mark.parametrize("matrix", [torch.zeros(12, 12), torch.eye(12), torch.ones(12, 12)])
+def test_matrices_with_invariant_subspaces(matrix):
+    found = ll.eigsh(Dense(matrix.double()), 4)
+    assert found.converged
+    expected = torch.linalg.eigvalsh(matrix.double()).abs().sort(descending=True).values[:4]
+    torch.testing.assert_close(found.values.abs(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_all_eigenpairs_of_a_small_matrix(n):
+    A = planted(torch.arange(1.0, n + 1).double())
+    torch.testing.assert_close(
+        ll.eigsh(A, n, which="smallest").values, torch.arange(1.0, n + 1).double()
+    )
+
+
+def test_the_whole_hessian_of_a_network():
+    problem = CASES["mlp-tanh"].problem()
+    H = ll.hessian(problem)
+    expected = dense_hessian(problem)
+    torch.testing.assert_close(H.dense(), expected)
+    found = ll.eigsh(H, 3, tol=1e-8)
+    values = torch.linalg.eigvalsh(expected)
+    order = values.abs().argsort(descending=True)[:3]
+    torch.testing.assert_close(found.values, values[order])
+
+
+def test_wrong_requests_are_refused():
+    A = planted(SPECTRUM[:9])
+    with pytest.raises(InputError, match="between 1 and the size 9.*got 10"):
+        ll.eigsh(A, 10)
+    with pytest.raises(InputError, match="'magnitude', 'largest', 'smallest'; got 'top'"):
+        ll.eigsh(A, 1, which="top")
+    with pytest.raises(InputError, match="start has 4 rows"):
+        ll.eigsh(A, 1, start=torch.ones(4))
+    with pytest.raises(InputError, match="NaN or infinite"):
+        ll.eigsh(Dense(torch.full((3, 3), float("nan"))), 1)
