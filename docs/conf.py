@@ -10,16 +10,13 @@ import mathml
 
 import lowland
 
-# The function, taken before anything imports the room of the same name.
-assert callable(lowland.dual)
-
 project = "Lowland"
 author = "The Lowland authors"
 copyright = "The Lowland authors, MIT licence"
 version = release = lowland.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "generated"]
 
@@ -32,6 +29,8 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = f"Lowland {version}"
 html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["formulas.css"]
 html_copy_source = False
 
 

@@ -80,7 +80,7 @@ def transcription(problem: Problem, name: str, n_sharp: int) -> dict[str, np.nda
                 dW[o, i] = sum(W[o, m] * (x_test - x)[m] * x[i] for m in range(len(x))) / x.dot(x)
         dl = (l_test - l_train).item()
         flat = dW.flatten()
-        if float(flat.norm()) == 0:
+        if not flat.any():
             continue
         dls.append(dl)
         w_nk.append((E.T @ flat).detach().numpy())

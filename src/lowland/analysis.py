@@ -20,7 +20,7 @@ from lowland.dual import Decomposition, duality
 from lowland.errors import InputError
 from lowland.measures import Measurements, measure
 from lowland.problem import Problem
-from lowland.results import RESULTS, Analysis
+from lowland.results import FILES, Analysis
 
 EQ9_LIMIT = 1e-10  # Eq. 9 is an identity: in float64 only rounding may remain
 RESIDUAL_LIMIT = 1e-10
@@ -51,10 +51,12 @@ def analyze(
     if not problem.has_test:
         raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
     if out is not None:
-        check_writable(Path(out), RESULTS)
+        check_writable(Path(out), FILES)
     details = dict(details or {})
     training, curve = details.pop("training", None), details.pop("curve", None)
     chosen = layer(problem, layer_name).name if layer_name is not None else _default_layer(problem)
+
+    _check_data(problem)
 
     progress("measures")
     measured = measure(problem)
@@ -105,6 +107,21 @@ def analyze(
     return analysis
 
 
+def _check_data(problem: Problem) -> None:
+    """Raise for what no measure could make sense of, rather than note it at every one of them."""
+    for split in ("train", "test"):
+        problem.losses(split)  # an error if they are not finite
+    labels, wanted = problem.train.targets, problem.test.targets
+    if problem.loss.classes and labels.ndim == 1 and not labels.is_floating_point():
+        lonely = sorted(set(wanted.unique().tolist()) - set(labels.unique().tolist()))
+        if lonely:
+            raise InputError(
+                f"test samples have label {', '.join(map(str, lonely[:5]))}, which no training "
+                "sample has: they have no partner; remove them or add training samples of that "
+                "label"
+            )
+
+
 def _is_cli() -> bool:
     return Path(sys.argv[0]).name == "lowland"
 
@@ -113,7 +130,7 @@ def _default_layer(problem: Problem) -> str | None:
     dense = [
         at.name
         for at in layers(problem).values()
-        if isinstance(at.module, nn.Linear) and at.module.weight.numel() <= DENSE_WEIGHTS
+        if isinstance(at.module, nn.Linear) and at.weight.numel() <= DENSE_WEIGHTS
     ]
     return dense[-2] if len(dense) > 1 else dense[0] if dense else None
 
@@ -125,7 +142,7 @@ def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[st
         "model": str(problem.model),
         "parameters": sum(p.numel() for p in problem.params.values()),
         "layer": chosen,
-        "layer_shape": list(known[chosen].module.weight.shape) if chosen is not None else None,
+        "layer_shape": list(known[chosen].weight.shape) if chosen is not None else None,
         "layers": list(known),
         "loss": problem.loss.name,
         "train_samples": len(problem.train),

@@ -15,7 +15,9 @@ from lowland.errors import InputError
 
 # What file managers leave in a folder that was merely looked at.
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
-_SIGNALS = tuple(s for name in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, name, None)))
+_SIGNALS = tuple(
+    s for name in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, name, None))
+)
 
 
 @contextlib.contextmanager
@@ -63,7 +65,7 @@ def write_file(target: Path, text: str) -> None:
     beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
     try:
         with _writing(str(target)):
-            beside.write_text(text, encoding="utf-8")
+            beside.write_text(text, encoding="utf-8", errors="replace")
             os.replace(beside, target)
     finally:
         with _undisturbed(), contextlib.suppress(OSError):
@@ -76,6 +78,8 @@ def _check_replaceable(target: Path, files: Collection[str]) -> None:
         if parent.exists() and not parent.is_dir():
             within = "" if parent == target else f", so {target} cannot be inside it"
             raise InputError(f"{parent} is a file{within}; {advice}")
+    if target.is_symlink():  # after all links were followed
+        raise InputError(f"{target} is a link in a circle; {advice}")
     if not target.exists():
         return
     if target.samefile(os.curdir):

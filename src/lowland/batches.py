@@ -33,6 +33,15 @@ class Batch:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def split(self, size: int) -> "list[Batch]":
+        """The batch in parts of at most ``size`` samples."""
+        if len(self) <= size:
+            return [self]
+        return [
+            self.map(lambda t, i=i: t[i : i + size])  # type: ignore[misc]
+            for i in range(0, len(self), size)
+        ]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with ``function`` applied to every tensor in it."""
         return Batch(pytree.tree_map(function, self.inputs), function(self.targets))
@@ -60,13 +69,18 @@ class Batches:
         return len(self.targets)
 
     def __iter__(self) -> Iterator[Batch]:
+        return self.chunks(self.batch_size)
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """All samples in order, at most ``size`` at a time."""
         if self._whole is not None:
-            for start in range(0, len(self), self.batch_size):
-                yield self.take(slice(start, start + self.batch_size))
+            yield from self._whole.split(size)
         elif isinstance(self._parts, list):
-            yield from self._parts
+            for part in self._parts:
+                yield from part.split(size)
         else:
-            yield from (_split_batch(raw, self.split) for raw in self._parts)
+            for raw in self._parts:
+                yield from _split_batch(raw, self.split).split(size)
 
     def take(self, indices: Tensor | slice) -> Batch:
         """The samples at ``indices``, in that order, as one batch."""

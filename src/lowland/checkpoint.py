@@ -1,50 +1,62 @@
 """Weights from files and to files. Nothing in a checkpoint is ever executed."""
 
 import pickle
-import zipfile
+import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lowland.errors import InputError
 
-_WRAPPERS = ("module.", "_orig_mod.")  # what DDP and torch.compile put before every name
+_WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile put into every name
+_NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put a state dict
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Put the weights of a ``.safetensors`` or torch checkpoint into ``model``.
 
-    Parameters and buffers must match by name and shape. Torch files are read with
-    ``weights_only=True``; a state dict may also lie under ``state_dict`` or ``model``.
+    Parameters and buffers must match by name and shape; their precision becomes the model's.
+    Names may carry what DDP, ``torch.compile`` or a wrapper such as Lightning's put before them,
+    and tied weights may be stored once. Torch files are read with ``weights_only=True``; a state
+    dict may also lie under ``state_dict``, ``model_state_dict`` or ``model``.
     """
-    found = _read(path)
-    expected = model.state_dict()
-    missing = [k for k in expected if k not in found]
+    expected = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    if any(is_lazy(v) for v in expected.values()):
+        raise InputError(
+            "the model has lazy layers without a shape; run it once on an input where it is built"
+        )
+    found = _named_as(expected, _read(path))
+    stored = {_place(v) for k, v in expected.items() if k in found and v.data_ptr()}
+    missing = [k for k, v in expected.items() if k not in found and _place(v) not in stored]
     unexpected = [k for k in found if k not in expected]
-    shapes = [
-        f"{k} is {tuple(found[k].shape)} in the file and {tuple(v.shape)} in the model"
+    differing = [
+        f"{k} is {_form(found[k])} in the file and {_form(v)} in the model"
         for k, v in expected.items()
-        if k in found and found[k].shape != v.shape
+        if k in found and (found[k].shape != v.shape or _kind(found[k]) != _kind(v))
     ]
     problems = [
         f"{what} {_some(names)}"
         for what, names in (
-            ("lacks", missing),
-            ("has no place for", unexpected),
-            ("differs in shape:", shapes),
+            ("the file lacks", missing),
+            ("the model has no place for", unexpected),
+            ("the shapes or types differ:", differing),
         )
         if names
     ]
     if problems:
         raise InputError(
-            f"checkpoint {path} does not fit the model: it {'; it '.join(problems)}. Check that "
-            "--model builds the network that was saved"
+            f"checkpoint {path} does not fit the model: {'; '.join(problems)}. Check that the "
+            "model is built as the one that was saved"
         )
-    model.load_state_dict(found)
+    try:
+        model.load_state_dict(found, strict=False)  # by now only tied names can be missing
+    except RuntimeError as error:
+        raise InputError(f"checkpoint {path} does not fit the model: {error}") from error
 
 
 def weights_bytes(model: nn.Module) -> bytes:
@@ -54,45 +66,86 @@ def weights_bytes(model: nn.Module) -> bytes:
 
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
-        raise InputError(f"there is no checkpoint file {path}")
+        raise InputError(
+            f"checkpoint {path} is a directory; name the file in it"
+            if path.is_dir()
+            else f"there is no checkpoint file {path}; expected .safetensors, or a torch file"
+        )
     try:
         if path.suffix == ".safetensors":
             found: object = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        EOFError,
-        zipfile.BadZipFile,
-        RuntimeError,
-    ) as e:
-        raise InputError(_why_unreadable(path, e)) from e
-    for key in ("state_dict", "model_state_dict", "model"):
+            with (
+                warnings.catch_warnings()
+            ):  # of other pickle protocols: it is an error, or it is not
+                warnings.simplefilter("ignore")
+                found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # garbage makes torch's reader raise anything, IndexError included
+        raise InputError(_why_unreadable(path, error)) from error
+    for key in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise InputError(
-            f"checkpoint {path} holds {type(found).__name__}, not a state dict of tensors; save "
-            "model.state_dict()"
-        )
-    return {_bare(str(k)): v for k, v in found.items()}
+    if not isinstance(found, Mapping):
+        came = type(found).__name__
+    elif not all(isinstance(v, Tensor) for v in found.values()):
+        came = f"a dict of {_some([f'{k} ({type(v).__name__})' for k, v in found.items()])}"
+    else:
+        return {str(k): v for k, v in found.items()}
+    raise InputError(
+        f"checkpoint {path} holds {came}; expected a state dict of tensors, alone or under "
+        f"{', '.join(map(repr, _NESTS))}: save model.state_dict()"
+    )
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
     text = str(error)
-    if isinstance(error, pickle.UnpicklingError) and "weights_only" in text.lower():
+    if isinstance(error, pickle.UnpicklingError):
+        wanted = re.search(r"GLOBAL ([\w.]+)", text)
+        came = f"it wants to run {wanted[1]}" if wanted else "it is not a plain file of tensors"
         return (
-            f"checkpoint {path} holds Python objects that could run code, so it is refused; save "
-            "only model.state_dict(), or use safetensors"
+            f"checkpoint {path} is refused: {came}, and a pickle can run any code; save only "
+            "model.state_dict(), or use safetensors"
         )
-    return f"checkpoint {path} cannot be read, it may be cut short: {text.splitlines()[0]}"
+    if not path.stat().st_size:
+        return f"checkpoint {path} is empty; was it saved to the end?"
+    said = text.split("\n")[0].split(". ")[0] or type(error).__name__
+    return (
+        f"checkpoint {path} cannot be read ({said}); expected .safetensors, or a state dict from "
+        "torch.save: is the file whole, and its name's ending right?"
+    )
+
+
+def _named_as(expected: Mapping[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What was found under the model's own names, where only a wrapper's prefix lies between."""
+    if found.keys() == expected.keys():
+        return found
+    ours = {_bare(k): k for k in expected}
+    bare = {_bare(k): v for k, v in found.items()}
+    first, *more = {k.partition(".")[0] for k in bare} or {""}
+    if not more and not any(k in ours for k in bare):
+        inner = {k.removeprefix(f"{first}."): v for k, v in bare.items()}
+        if inner.keys() == ours.keys():
+            bare = inner
+    if len(ours) < len(expected) or len(bare) < len(found):  # two names became one
+        return found
+    return {ours.get(k, k): v for k, v in bare.items()}
 
 
 def _bare(name: str) -> str:
-    while name.startswith(_WRAPPERS):
-        name = name.split(".", 1)[1]
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _place(t: Tensor) -> tuple[int, torch.Size]:
+    """Equal for tied tensors."""
+    return t.data_ptr(), t.shape
+
+
+def _kind(t: Tensor) -> str:
+    return "real" if t.is_floating_point() else "complex" if t.is_complex() else "whole"
+
+
+def _form(t: Tensor) -> str:
+    return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 
 def _some(names: list[str], shown: int = 3) -> str:

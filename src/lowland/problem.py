@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from lowland.batches import Batch, Batches, Inputs
+from lowland.distributed import total_count
 from lowland.errors import InputError
 from lowland.losses import LossLike, resolve
 
@@ -31,7 +32,9 @@ class Problem:
             tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
             ``"labels"``, as Transformers has it).
         test: the same for unseen data; measures that need it say so when it is missing.
-        batch_size: how many samples go through the model at once.
+        batch_size: how many samples go through the model at once, at most.
+        memory: the bytes that curvature may keep in graphs and factors; what does not fit is
+            computed in smaller chunks, or again for each product.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
 
     >>> model = nn.Linear(2, 3)
@@ -48,6 +51,7 @@ class Problem:
         test: Any = None,
         *,
         batch_size: int = 1024,
+        memory: int = 2 << 30,
         dtype: torch.dtype | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -58,6 +62,9 @@ class Problem:
             )
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
+        if memory < 1:
+            raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
+        self.memory = memory
         model = unwrap(model)
         self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
         self.loss = resolve(loss)
@@ -104,9 +111,14 @@ class Problem:
         """The train or test batches."""
         return self.train if split == "train" else self.test
 
-    def batches(self, split: str = "train") -> Iterator[Batch]:
+    def count(self, split: str = "train") -> int:
+        """How many samples the split has, over all data-parallel ranks together."""
+        return total_count(len(self.data(split)))
+
+    def batches(self, split: str = "train", size: int | None = None) -> Iterator[Batch]:
         """Batches on the model's device, floating-point data in its precision."""
-        return (self.place(batch) for batch in self.data(split))
+        data = self.data(split)
+        return (self.place(batch) for batch in data.chunks(size or data.batch_size))
 
     def place(self, batch: Batch) -> Batch:
         """The batch where and as the model wants it."""
@@ -222,6 +234,12 @@ class Problem:
                 raise InputError(
                     "the model returns other outputs for the same inputs, even in eval mode; "
                     "switch off its randomness (functional dropout without training=self.training?)"
+                )
+            alone = self.outputs(few.map(lambda t: t[:1]).inputs)
+            if not torch.allclose(out[:1], alone, rtol=1e-2, atol=1e-3 * float(out.abs().max())):
+                raise InputError(
+                    "a sample's outputs depend on the other samples of its batch (BatchNorm "
+                    "without running statistics?), so no sample has a loss of its own"
                 )
         if self.loss.classes and out.ndim == 2:
             for data in [self.train, *([self._test] if self._test else [])]:

@@ -63,7 +63,8 @@ def load(directory: str | Path) -> Analysis:
         )
     try:
         results = json.loads((directory / RESULTS).read_text(encoding="utf-8"))
-        with np.load(directory / ARRAYS, allow_pickle=False) as stored:
+        # Opened here, because numpy leaves a file open that it finds damaged.
+        with open(directory / ARRAYS, "rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         weights = (directory / WEIGHTS).read_bytes()
     except Exception as error:  # zip, zlib, numpy and json each have their own for damaged bytes

@@ -1,10 +1,11 @@
-"""Exact dense blocks, diagonals and traces of layers, by their structure."""
+"""Exact dense blocks and diagonals of layers, by their structure."""
 
 import torch
 from torch import Tensor
 
-from lowland.curvature.factors import factors
+from lowland.curvature.factors import Kind, factors
 from lowland.curvature.layers import layer, layers
+from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -12,7 +13,7 @@ from lowland.problem import Problem
 DENSE_WEIGHTS = 8192
 
 
-def layer_hessian(problem: Problem, name: str, kind: str = "hessian") -> Tensor:
+def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor:
     """The exact (M, M) Hessian block of one layer's weight, in float64.
 
     Rows and columns follow ``weight.flatten()``: row-major in ``weight[out, in]``. With
@@ -25,30 +26,36 @@ def layer_hessian(problem: Problem, name: str, kind: str = "hessian") -> Tensor:
             [14., 20.]], dtype=torch.float64)
     """
     chosen = layer(problem, name)
-    M = chosen.module.weight.numel()
+    M = chosen.weight.numel()
     if M > DENSE_WEIGHTS:
         raise InputError(
             f"layer {name!r} has {M:,} weights, so its dense block would take "
             f"{8 * M * M / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
         )
-    total: Tensor | float = 0.0
+    block = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
     for found in factors(problem, [chosen], kind):
-        total = total + found[name].dense_sum()
-    assert isinstance(total, Tensor)
-    return total / len(problem.train)
+        block += found[name].double().dense_sum()
+    return total(block) / problem.count()
 
 
-def diagonal(problem: Problem, kind: str = "hessian") -> dict[str, Tensor]:
-    """The exact diagonal for the parameters of every dense and convolutional layer, in float64."""
+def exact_diagonal(problem: Problem, kind: Kind = "hessian") -> dict[str, Tensor]:
+    """The diagonal of the parameters of every layer that can be seen through, in float64.
+
+    A parameter that is missing here belongs to a layer of another kind, or enters twice.
+    """
     chosen = list(layers(problem).values())
-    total: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     for found in factors(problem, chosen, kind):
-        for name, part in found.items():
+        for part in map(lambda f: f.double(), found.values()):
             at = part.layer
-            parts = {at.weight_name: part.diagonal_sum().view_as(at.module.weight)}
-            if at.module.bias is not None:
-                bias = at.weight_name.removesuffix("weight") + "bias"
-                parts[bias] = part.bias_diagonal_sum().view_as(at.module.bias)
-            for name, value in parts.items():
-                total[name] = total.get(name, torch.zeros_like(value)) + value
-    return {name: value / len(problem.train) for name, value in total.items()}
+            rows = {at.weight_name: part.diagonal_sum()}
+            if at.bias_name is not None:
+                rows[at.bias_name] = part.bias_diagonal_sum()
+            for name, value in rows.items():
+                sums[name] = sums[name] + value if name in sums else value
+    count = problem.count()
+    return {
+        name: (total(sums[name]) / count).view_as(p)
+        for name, p in problem.params.items()
+        if name in sums
+    }

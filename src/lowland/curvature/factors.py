@@ -1,129 +1,163 @@
-"""A layer's exact curvature, as the sum of few rank-one terms per sample.
+"""A layer's exact curvature as a product of small factors, one set for each sample.
 
-The loss sees a layer's weight W only through ``a_t = W x_t``, so with the second derivative
-``S_k = d2l_k/da2 = sum_c s_kc delta_kc delta_kc^T`` of sample k, the layer's block is
+The loss sees a layer's parameters only through its outputs a. With the Jacobian ``J_k = dz_k/da_k``
+of the model's outputs z and ``A_k = d2l_k/dz2``, the layer's block of the Hessian is
 
-    H = 1/N sum_k sum_c s_kc vec(B_kc) vec(B_kc)^T,      B_kc = sum_t delta_kct x_kt^T.
+    H = 1/N sum_k B_k^T A_k B_k,    row c of B_k: the gradient of z_c with respect to the weight
 
-If all that follows the layer is piecewise linear, ``delta_kc`` is the vector ``q_kc`` of
-``d2l_k/dz2 = sum_c s_kc q_kc q_kc^T`` sent back through the network: C backward passes. The same
-vectors give the generalised Gauss-Newton (GGN) block of any network. Otherwise ``S_k`` is
-differentiated twice with respect to ``a``, one pass for each of its rows.
+if all that follows the layer is piecewise linear: C backward passes give every ``J_k``. The same
+sum is the generalised Gauss-Newton (GGN) block of any network. Otherwise ``J_k`` is the identity and
+``A_k = d2l_k/da2`` is differentiated twice with respect to a, one pass for each of its rows.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lowland.curvature.layers import Layer, Tap, tapped
+from lowland.batches import Batch
+from lowland.curvature.memory import samples_within
+from lowland.curvature.layers import Layer, MatrixLayer, Tap, tapped
 from lowland.curvature.structure import piecewise_linear
-from lowland.errors import InputError
 from lowland.problem import Problem
+
+Kind = Literal["hessian", "ggn"]
 
 
 @dataclass(frozen=True)
 class Factors:
-    """The terms of one layer's block for a batch of n samples, in float64 where they are summed."""
+    """The factors of one layer's block for n samples."""
 
     layer: Layer
-    x: Tensor  # (n, T, G, in)
-    delta: Tensor  # (n, C, T, G, out)
-    s: Tensor  # (n, C)
-    exact: str  # how S was got
+    x: Tensor  # (n, T, ...), what multiplies the weight
+    J: Tensor  # (n, C, T, ...), gradients of C numbers with respect to the layer's outputs
+    A: Tensor  # (n, C, C), second derivatives by those numbers
+    route: str
+
+    @property
+    def is_outer(self) -> bool:
+        """Whether a gradient is one outer product: a dense layer that sees one vector."""
+        return isinstance(self.layer, MatrixLayer) and self.x.shape[1:3] == (1, 1)
+
+    def double(self) -> "Factors":
+        """The same in float64, where sums over samples are taken."""
+        return Factors(self.layer, self.x.double(), self.J.double(), self.A.double(), self.route)
 
     def dense_sum(self) -> Tensor:
-        """The sum over samples of the (M, M) blocks; zero between groups, as it must be."""
-        T, G, out = self.delta.shape[2:]
-        x, delta, s = self.x.double(), self.delta.double(), self.s.double()
-        if T == 1 and G == 1:  # Kronecker form: C times fewer operations
-            x, delta = x[:, 0, 0], delta[:, :, 0, 0]
-            S = torch.einsum("nc,nco,ncp->nop", s, delta, delta)
-            xx = torch.einsum("ni,nj->nij", x, x)
-            block = S.flatten(1).T @ xx.flatten(1)  # (out out', in in')
-            return (
-                block.view(out, out, x.shape[1], x.shape[1])
-                .permute(0, 2, 1, 3)
-                .flatten(2)
-                .flatten(0, 1)
-            )
-        B = torch.einsum("nctgo,ntgi->ncgoi", delta, x).flatten(0, 1).flatten(1)  # (n C, M)
-        return (B * s.reshape(-1, 1)).T @ B
+        """The sum over samples of the (M, M) blocks."""
+        if self.is_outer:
+            return _packed_kronecker_sum(self.x[:, 0, 0], self.J[:, :, 0, 0], self.A)
+        B = self.layer.gradients(self.x, self.J)  # (n, C, M)
+        return (self.A @ B).flatten(0, 1).T @ B.flatten(0, 1)
 
     def diagonal_sum(self) -> Tensor:
-        """The sum over samples of the diagonals, (G, out, in)."""
-        x, delta, s = self.x.double(), self.delta.double(), self.s.double()
-        if x.shape[1] == 1:
-            return torch.einsum("nc,ncgo,ngi->goi", s, delta[:, :, 0] ** 2, x[:, 0] ** 2)
-        B = torch.einsum("nctgo,ntgi->ncgoi", delta, x)
-        return torch.einsum("nc,ncgoi->goi", s, B**2)
+        """The sum over samples of the diagonals of the weight's block, (M,)."""
+        if self.is_outer:
+            J = self.J[:, :, 0, 0]  # (n, C, out)
+            S = (J * (self.A @ J)).sum(1)  # the diagonals of J^T A J, (n, out)
+            return (S.T @ self.x[:, 0, 0].square()).flatten()
+        B = self.layer.gradients(self.x, self.J)
+        return (B * (self.A @ B)).sum((0, 1))
 
     def bias_diagonal_sum(self) -> Tensor:
-        """The same for the layer's bias, (G, out): a bias is a weight whose input is always 1."""
-        delta = self.delta.double().sum(2)  # (n, C, G, out)
-        return torch.einsum("nc,ncgo->go", self.s.double(), delta**2)
+        """The same for the bias, (outputs,): a weight whose input is always 1."""
+        J = self.J.sum(2).flatten(2)
+        return (J * (self.A @ J)).sum((0, 1))
+
+
+def _packed_kronecker_sum(x: Tensor, J: Tensor, A: Tensor) -> Tensor:
+    """``sum_k (J_k^T A_k J_k) kron (x_k x_k^T)`` from x (n, in), J (n, C, out), A (n, C, C).
+
+    Both factors are symmetric, so one product of their upper triangles holds every entry once: a
+    quarter of the work of the full sum.
+    """
+    out, inputs = J.shape[2], x.shape[1]
+    S = J.mT @ (A @ J)  # (n, out, out)
+    o1, o2 = torch.triu_indices(out, out, device=x.device)
+    i1, i2 = torch.triu_indices(inputs, inputs, device=x.device)
+    packed = S[:, o1, o2].T @ (x[:, i1] * x[:, i2])  # (pairs of outputs, pairs of inputs)
+    po = torch.empty(out, out, dtype=torch.long, device=x.device)
+    pi = torch.empty(inputs, inputs, dtype=torch.long, device=x.device)
+    po[o1, o2] = po[o2, o1] = torch.arange(len(o1), device=x.device)
+    pi[i1, i2] = pi[i2, i1] = torch.arange(len(i1), device=x.device)
+    full = packed[po[:, None, :, None], pi[None, :, None, :]]  # (out, in, out, in)
+    return full.reshape(out * inputs, out * inputs)
 
 
 def factors(
-    problem: Problem, chosen: list[Layer], kind: str = "hessian", split: str = "train"
+    problem: Problem, chosen: list[Layer], kind: Kind = "hessian", split: str = "train"
 ) -> Iterator[dict[str, Factors]]:
-    """Batch by batch, the factors of every chosen layer, from one forward pass each."""
+    """Chunk by chunk, the factors of every chosen layer, from one forward pass each."""
     with problem.measuring():
-        for batch in problem.batches(split):
-            with tapped(chosen) as taps:
-                z = problem.outputs(batch.inputs)
-            for at in chosen:
-                if at.name not in taps:
-                    raise InputError(
-                        f"layer {at.name!r} takes no part in the forward pass; choose another layer"
-                    )
-            yield _of_batch(problem, z, batch.targets, list(taps.values()), kind)
+        one = next(problem.batches(split)).map(lambda t: t[:1])
+        with tapped(chosen) as taps:
+            z = problem.outputs(one.inputs)
+        size = samples_within(problem, _bytes(z, list(taps.values()), kind))
+        for batch in problem.batches(split, min(size, problem.data(split).batch_size)):
+            yield _of_batch(problem, batch, chosen, kind)
+
+
+def _bytes(z: Tensor, taps: list[Tap], kind: Kind) -> int:
+    """What the factors of one sample take in float64, with the gradients made of them."""
+    numbers = 0
+    for t in taps:
+        C = z.numel() if kind == "ggn" or piecewise_linear(z, t.a) else t.a.numel()
+        x = t.layer.inputs(t.x)
+        outer = isinstance(t.layer, MatrixLayer) and x.shape[1:3] == (1, 1)
+        numbers += x.numel() + C * t.a.numel() + C * C
+        numbers += x.numel() ** 2 if outer else 2 * C * t.layer.weight.numel()
+    return 8 * numbers
 
 
 def _of_batch(
-    problem: Problem, z: Tensor, targets: Tensor, taps: list[Tap], kind: str
+    problem: Problem, batch: Batch, chosen: list[Layer], kind: Kind
 ) -> dict[str, Factors]:
-    through = [t for t in taps if kind == "ggn" or piecewise_linear(z, t.a)]
+    with tapped(chosen) as taps:
+        z = problem.outputs(batch.inputs)
+    losses = problem.loss(z, batch.targets)
+    through = [t for t in taps.values() if kind == "ggn" or piecewise_linear(z, t.a)]
     found = {}
     if through:
-        q, s = _output_curvature(problem, z, targets)
-        q = q.movedim(1, 0).unflatten(-1, z.shape[1:])  # (C, n, *outputs)
-        columns = [
-            torch.autograd.grad(z, [t.a for t in through], column, retain_graph=True)
-            for column in q
-        ]
-        for i, t in enumerate(through):
-            delta = torch.stack([t.layer.outputs(c[i]) for c in columns], dim=1)
-            found[t.layer.name] = Factors(
-                t.layer, t.layer.inputs(t.x), delta, s, "C backward passes"
-            )
-    losses = problem.loss(z, targets)
-    for t in taps:
-        if t.layer.name not in found:
-            delta, s = _differentiated_twice(losses, t)
-            found[t.layer.name] = Factors(
-                t.layer, t.layer.inputs(t.x), delta, s, "double backward of the layer's outputs"
-            )
+        J = _jacobians(z, [t.a for t in through])
+        leaf = z.detach().requires_grad_()
+        A = second_derivative(problem.loss(leaf, batch.targets), leaf)
+        for t, columns in zip(through, J, strict=True):
+            stacked = torch.stack([t.layer.outputs(column) for column in columns], dim=1)
+            x = t.layer.inputs(t.x)
+            found[t.layer.name] = Factors(t.layer, x, stacked, A, "C backward passes")
+    for name, t in taps.items():
+        if name not in found:
+            x, eye = t.layer.inputs(t.x), _identity(t)
+            A = second_derivative(losses, t.a)
+            found[name] = Factors(t.layer, x, eye, A, "double backward of the layer's outputs")
     return found
 
 
-def _output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """``d2l/dz2`` of each sample as vectors, the rows of q (n, C, C), and their sizes s (n, C)."""
-    leaf = z.detach().requires_grad_()
-    return _eigen(_second_derivative(problem.loss(leaf, targets), leaf))
+def _jacobians(z: Tensor, points: list[Tensor]) -> list[list[Tensor]]:
+    """For each point a: the gradients of z_c with respect to a, one for each output c."""
+    flat = z.flatten(1)
+    rows = [
+        torch.autograd.grad(
+            flat[:, c].sum(), points, retain_graph=True, materialize_grads=True
+        )
+        for c in range(flat.shape[1])
+    ]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _differentiated_twice(losses: Tensor, tap: Tap) -> tuple[Tensor, Tensor]:
-    q, s = _eigen(_second_derivative(losses, tap.a))
-    shape = tap.a.shape[1:]
-    delta = torch.stack([tap.layer.outputs(c.unflatten(-1, shape)) for c in q.unbind(1)], dim=1)
-    return delta, s
+def _identity(tap: Tap) -> Tensor:
+    """dz/da where z is a itself, (n, D, T, ...)."""
+    n, *shape = tap.a.shape
+    D = tap.a[0].numel()
+    eye = torch.eye(D, dtype=tap.a.dtype, device=tap.a.device).view(D, *shape)
+    return tap.layer.outputs(eye).expand(n, D, *tap.layer.outputs(eye).shape[1:])
 
 
-def _second_derivative(losses: Tensor, at: Tensor) -> Tensor:
+def second_derivative(losses: Tensor, at: Tensor) -> Tensor:
     """``d2l/d at2`` for each sample, (n, D, D) with D the size of one sample of ``at``."""
-    (gradient,) = torch.autograd.grad(losses.sum(), at, create_graph=True)
+    (gradient,) = torch.autograd.grad(losses.sum(), at, create_graph=True, materialize_grads=True)
     gradient = gradient.flatten(1)  # (n, D)
     if not gradient.requires_grad:  # the loss is linear here
         return gradient.new_zeros(*gradient.shape, gradient.shape[1])
@@ -131,12 +165,5 @@ def _second_derivative(losses: Tensor, at: Tensor) -> Tensor:
         torch.autograd.grad(gradient[:, d].sum(), at, retain_graph=True, materialize_grads=True)[0]
         for d in range(gradient.shape[1])
     ]
-    return torch.stack([r.flatten(1) for r in rows], dim=1)
-
-
-def _eigen(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors as rows, and eigenvalues, of symmetric matrices (n, D, D); in float64 inside."""
-    symmetric = S.double()
-    symmetric = (symmetric + symmetric.mT) / 2
-    values, vectors = torch.linalg.eigh(symmetric)
-    return vectors.mT.to(S.dtype), values.to(S.dtype)
+    S = torch.stack([r.detach().flatten(1) for r in rows], dim=1)
+    return (S + S.mT) / 2

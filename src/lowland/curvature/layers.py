@@ -1,94 +1,175 @@
-"""Layers that see their weight only through products with it: dense layers and convolutions.
+"""Layers whose parameters enter linearly: what exact curvature and the duality can see through.
 
-Such a layer computes ``a_t = W x_t`` at each of T positions of a sample (T = 1 for a plain dense
-layer, the tokens of a sequence, or the patches that a convolution unfolds). That is all the
-structure that exact curvature and the activity-weight duality need.
+A dense layer or convolution computes ``a_t = W x_t`` at each of T positions of a sample (T = 1 for a
+plain dense layer, the tokens of a sequence, the patches that a convolution unfolds); an affine
+normalisation computes ``a_t = w * x_t``. The gradient of anything with respect to such a parameter
+follows from x and the gradient with respect to a, for each sample on its own.
 """
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowland.errors import InputError
 from lowland.problem import Problem
 
-LayerModule = nn.Linear | nn.Conv1d | nn.Conv2d
+_Matrix = nn.Linear | nn.Conv1d | nn.Conv2d
+_Affine = nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer of the model, with its weight as G groups of (out, in) matrices."""
+class Layer(ABC):
+    """One layer of the model, and how its parameters enter."""
 
     name: str
-    module: LayerModule
+    module: nn.Module
 
     @property
     def weight_name(self) -> str:
-        """The weight's name among the model's parameters."""
+        """The weight's name among the model's parameters; a model may itself be the layer."""
         return f"{self.name}.weight" if self.name else "weight"
+
+    @property
+    def bias_name(self) -> str | None:
+        """The bias's name, if the layer has one."""
+        if getattr(self.module, "bias", None) is None:
+            return None
+        return f"{self.name}.bias" if self.name else "bias"
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight, detached."""
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight.detach()
+
+    @abstractmethod
+    def inputs(self, x: Tensor) -> Tensor:
+        """What multiplies the weight at each position, (n, T, ...)."""
+
+    @abstractmethod
+    def outputs(self, a: Tensor) -> Tensor:
+        """The layer's outputs, or gradients with respect to them, at each position (n, T, ...)."""
+
+    @abstractmethod
+    def gradients(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Gradients with respect to the weight, (n, C, M).
+
+        From the inputs (n, T, ...) and C gradients with respect to the outputs (n, C, T, ...).
+        """
+
+
+@dataclass(frozen=True)
+class MatrixLayer(Layer):
+    """A dense layer or convolution; its weight is G groups of (out, in) matrices."""
 
     @property
     def groups(self) -> int:
         """How many blocks of channels a convolution keeps apart; 1 for a dense layer."""
-        return 1 if isinstance(self.module, nn.Linear) else self.module.groups
+        return getattr(self.module, "groups", 1)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(groups, outputs per group, inputs per group), kernel positions counted as inputs."""
-        out = self.module.weight.shape[0]
-        return self.groups, out // self.groups, math.prod(self.module.weight.shape[1:])
+        out, *rest = self.weight.shape
+        return self.groups, out // self.groups, math.prod(rest)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """What multiplies the weight: (N, T, G, in)."""
-        if isinstance(self.module, nn.Linear):
-            return x.reshape(len(x), -1, 1, x.shape[-1])
+        """(n, T, G, in)."""
         conv = self.module
+        if isinstance(conv, nn.Linear):
+            return x.reshape(len(x), -1, 1, x.shape[-1])
+        assert isinstance(conv, nn.Conv1d | nn.Conv2d)
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         x = F.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
         kernel, dilation, stride = conv.kernel_size, conv.dilation, conv.stride
         if isinstance(conv, nn.Conv1d):  # as a convolution over an image of height 1
             x, kernel, dilation, stride = x.unsqueeze(2), (1, *kernel), (1, *dilation), (1, *stride)
-        patches = F.unfold(x, kernel, dilation, 0, stride)  # (N, channels * kernel, T)
+        patches = F.unfold(x, kernel, dilation, 0, stride)  # (n, channels * kernel, T)
         return patches.unflatten(1, (self.groups, -1)).permute(0, 3, 1, 2)
 
     def outputs(self, a: Tensor) -> Tensor:
-        """The layer's outputs (or gradients with respect to them) as (N, T, G, out)."""
+        """(n, T, G, out)."""
         if not isinstance(self.module, nn.Linear):
-            a = a.flatten(2).transpose(1, 2)  # (N, T, channels)
+            a = a.flatten(2).transpose(1, 2)  # (n, T, channels)
         return a.reshape(len(a), -1, self.groups, self.shape[1])
+
+    def gradients(self, x: Tensor, delta: Tensor) -> Tensor:
+        """``B_kc = sum_t delta_kct x_kt^T``, flattened."""
+        return torch.einsum("nctgo,ntgi->ncgoi", delta, x).flatten(2)
+
+
+@dataclass(frozen=True)
+class AffineLayer(Layer):
+    """The scale and shift of a normalisation layer in eval mode."""
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """The normalised inputs, (n, T, M)."""
+        norm = self.module
+        if isinstance(norm, nn.LayerNorm):
+            x = F.layer_norm(x, norm.normalized_shape, eps=norm.eps)
+        elif isinstance(norm, nn.GroupNorm):
+            x = F.group_norm(x, norm.num_groups, eps=norm.eps)
+        else:
+            assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+            running = norm.running_mean, norm.running_var
+            x = F.batch_norm(x, *running, training=running[0] is None, eps=norm.eps)
+        return self.outputs(x)
+
+    def outputs(self, a: Tensor) -> Tensor:
+        """(n, T, M), with the dimension that the weight runs over last."""
+        if not isinstance(self.module, nn.LayerNorm) and a.ndim > 2:
+            a = a.movedim(1, -1)
+        return a.reshape(len(a), -1, self.weight.numel())
+
+    def gradients(self, x: Tensor, delta: Tensor) -> Tensor:
+        """``sum_t delta_kct * x_kt``."""
+        return torch.einsum("nctm,ntm->ncm", delta, x)
 
 
 def layers(problem: Problem) -> dict[str, Layer]:
-    """Every dense or convolutional layer of the model by name, in the order it was built."""
-    return {
-        name: Layer(name, module)
-        for name, module in problem.model.named_modules()
-        if isinstance(module, LayerModule) and name_of_weight(name) in problem.params
-    }
+    """The layers that can be seen through, by name, in the order they were built.
 
-
-def name_of_weight(name: str) -> str:
-    """The parameter name of a layer's weight; a model may itself be the layer."""
-    return f"{name}.weight" if name else "weight"
+    A layer whose parameters also enter elsewhere (tied weights, a module that is called twice) is
+    not among them: this is checked, on two samples, by comparing its gradients with autograd's.
+    """
+    candidates = _candidates(problem)
+    opaque = _opaque(problem, candidates)
+    return {name: at for name, at in candidates.items() if name not in opaque}
 
 
 def layer(problem: Problem, name: str) -> Layer:
-    """The layer called ``name``, or an error that lists those there are."""
-    known = layers(problem)
-    if name in known:
-        return known[name]
+    """The layer called ``name``, or an error that says why not and lists those there are."""
+    candidates = _candidates(problem)
+    opaque = _opaque(problem, candidates)
+    if name in candidates and name not in opaque:
+        return candidates[name]
     modules = dict(problem.model.named_modules())
-    listed = ", ".join(map(repr, known)) or "none"
+    listed = ", ".join(repr(n) for n in candidates if n not in opaque) or "none"
     if name not in modules:
-        raise InputError(f"there is no layer {name!r}; dense and convolutional layers: {listed}")
+        raise InputError(f"there is no layer {name!r}; layers with a weight: {listed}")
+    if name in opaque:
+        raise InputError(f"layer {name!r} {opaque[name]}; layers that can be used: {listed}")
     kind = type(modules[name]).__name__
+    if next(modules[name].parameters(recurse=False), None) is None:
+        raise InputError(f"layer {name!r} is {kind} and has no weight; layers with one: {listed}")
     raise InputError(
-        f"layer {name!r} is {kind} and has no weight matrix; layers with one: {listed}"
+        f"layer {name!r} is {kind}, whose structure is not known; layers that can be used: {listed}"
     )
+
+
+def _candidates(problem: Problem) -> dict[str, Layer]:
+    return {
+        name: MatrixLayer(name, module) if isinstance(module, _Matrix) else AffineLayer(name, module)
+        for name, module in problem.model.named_modules()
+        if isinstance(module, _Matrix | _Affine) and isinstance(module.weight, nn.Parameter)
+    }
 
 
 @dataclass
@@ -98,6 +179,7 @@ class Tap:
     layer: Layer
     x: Tensor
     a: Tensor
+    calls: int = 1
 
 
 @contextlib.contextmanager
@@ -112,10 +194,8 @@ def tapped(chosen: list[Layer]) -> Iterator[dict[str, Tap]]:
     def hook(at: Layer):  # type: ignore[no-untyped-def]
         def record(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
             if at.name in taps:
-                raise InputError(
-                    f"layer {at.name!r} is used more than once in a forward pass, so its weight "
-                    "has no single input; choose another layer"
-                )
+                taps[at.name].calls += 1
+                return output
             x = args[0] if args else kwargs["input"]
             if not output.requires_grad:
                 output = output.detach().requires_grad_()
@@ -132,3 +212,35 @@ def tapped(chosen: list[Layer]) -> Iterator[dict[str, Tap]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _opaque(problem: Problem, found: dict[str, Layer]) -> dict[str, str]:
+    """The layers among ``found`` whose gradients do not follow from their own x and a, and why."""
+    reasons = {}
+    few = next(problem.batches("train")).map(lambda t: t[:2])
+    names = {at.weight_name: at for at in found.values()}
+    with problem.measuring():
+        leaves = {n: problem.params[n].clone().requires_grad_() for n in names if n in problem.params}
+        with tapped(list(found.values())) as taps:
+            loss = problem.loss(problem.outputs(few.inputs, leaves), few.targets).sum()
+        for name, at in found.items():
+            if at.weight_name not in leaves:
+                reasons[name] = "shares its weight with another layer"
+            elif name not in taps:
+                reasons[name] = "takes no part in the forward pass"
+            elif taps[name].calls > 1:
+                reasons[name] = "is used more than once in a forward pass"
+        rest = [taps[name] for name in found if name not in reasons]
+        if not rest:
+            return reasons
+        weights = [leaves[t.layer.weight_name] for t in rest]
+        gradients = torch.autograd.grad(
+            loss, [*weights, *(t.a for t in rest)], materialize_grads=True
+        )
+        for t, expected, delta in zip(rest, gradients, gradients[len(rest) :], strict=False):
+            x = t.layer.inputs(t.x)
+            got = t.layer.gradients(x, t.layer.outputs(delta).unsqueeze(1)).sum((0, 1))
+            limit = torch.finfo(got.dtype).eps ** 0.5 * expected.norm()
+            if (got - expected.flatten()).norm() > limit:
+                reasons[t.layer.name] = "shares its weight with another part of the model"
+    return reasons

@@ -91,7 +91,7 @@ def duality(problem: Problem, name: str, *, n_sharp: int = N_SHARP) -> Decomposi
     """
     began = time.perf_counter()
     at = layer(problem, name)
-    M = at.module.weight.numel()
+    M = at.weight.numel()
     if not isinstance(at.module, nn.Linear):
         raise InputError(
             f"layer {name!r} is {type(at.module).__name__}; the duality is computed for dense "
@@ -105,7 +105,7 @@ def duality(problem: Problem, name: str, *, n_sharp: int = N_SHARP) -> Decomposi
     x_test, loss_test = activities(problem, at, "test")
     x = x_train[partner]  # (K, in)
     dl = loss_test - loss_train[partner]  # (K,)
-    W = at.module.weight.detach().double()
+    W = at.weight.double()
     Wdx = (x_test - x) @ W.T  # (K, out)
     left = Wdx * reciprocal(x.square().sum(1, keepdim=True))  # dW_k = left_k x_k^T, Eq. 6
     size = left.square().sum(1) * x.square().sum(1)  # |dW_k|^2
@@ -203,9 +203,9 @@ def _loss_defect(
     It vanishes when the loss sees a sample only through this layer; a path around the layer, as in
     a residual network, makes a defect. The mean absolute defect over the mean absolute dl.
     """
-    W, bias = at.module.weight.detach().double(), at.module.bias
-    a = x @ W.T + left * x.square().sum(1, keepdim=True)  # (W + dW) x
-    if bias is not None:
+    bias = at.module.bias
+    a = x @ at.weight.double().T + left * x.square().sum(1, keepdim=True)  # (W + dW) x
+    if isinstance(bias, Tensor):
         a = a + bias.detach().double()
     replayed = losses_with_outputs(problem, at, partner[kept.to(partner.device)], a[kept])
     scale = dl[kept].abs().mean()

@@ -1,0 +1,202 @@
+"""The problems that are measured: networks, data and weights that are the same in every run."""
+
+import copy
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lowland as ll
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A trained model in eval mode and its data, for the mean cross-entropy over all samples."""
+
+    name: str
+    model: nn.Module
+    X: Tensor
+    y: Tensor
+    layer: str | None = None  # the one whose weight is measured; None for the whole network
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters that are measured, by name."""
+        named = dict(self.model.named_parameters())
+        return named if self.layer is None else {self.weight_name: named[self.weight_name]}
+
+    @property
+    def weight_name(self) -> str:
+        return f"{self.layer}.weight"
+
+    @property
+    def size(self) -> int:
+        return sum(w.numel() for w in self.weights.values())
+
+    @property
+    def data(self) -> list[tuple[Tensor, Tensor]]:
+        """All samples as one batch, as the peers take it."""
+        return [(self.X, self.y)]
+
+    def problem(self) -> ll.Problem:
+        """What a user of Lowland writes: every option is left at its default."""
+        return ll.Problem(self.model, train=(self.X, self.y))
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            return self.model(self.X)
+
+    def gradient(self, *, create_graph: bool = False) -> tuple[Tensor, ...]:
+        """The plain gradient by the measured weights in one batch: the unit of cost."""
+        loss = F.cross_entropy(self.model(self.X), self.y)
+        return torch.autograd.grad(loss, list(self.weights.values()), create_graph=create_graph)
+
+    def products(self, V: Tensor) -> Tensor:
+        """H V by textbook double backward on one kept graph: the oracle, and a baseline."""
+        weights = list(self.weights.values())
+        gradient = self.gradient(create_graph=True)
+        HV = torch.empty_like(V)
+        for j, v in enumerate(V.unbind(1)):
+            parts = [
+                part.view_as(w)
+                for part, w in zip(v.split([w.numel() for w in weights]), weights, strict=True)
+            ]
+            rows = torch.autograd.grad(gradient, weights, parts, retain_graph=True)
+            HV[:, j] = torch.cat([row.flatten() for row in rows])
+        return HV
+
+    @cached_property
+    def double(self) -> "Workload":
+        """The same in float64, to check against."""
+        model = copy.deepcopy(self.model).double()
+        return Workload(self.name, model, self.X.double(), self.y, self.layer)
+
+
+@cache
+def small_mlp(samples: int = 4000) -> Workload:
+    """The network of Feng & Tu; its middle layer has 900 weights."""
+    return _mlp((784, 30, 30, 10), nn.ReLU, samples)
+
+
+def small_mlp_layer() -> Workload:
+    return _layer(small_mlp(), "3")
+
+
+def million_weight_layer() -> Workload:
+    return layer_of_width(1024, 4000)
+
+
+def layer_of_width(width: int, samples: int) -> Workload:
+    """The middle layer, width x width, of a network on MNIST."""
+    return _layer(_mlp((784, width, width, 10), nn.ReLU, samples), "3")
+
+
+@cache
+def smooth_mlp() -> Workload:
+    return _mlp((784, 512, 512, 10), nn.Tanh, 1000)
+
+
+@cache
+def lenet() -> Workload:
+    X, y = _mnist(1000)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+    return Workload("LeNet, 1,000 MNIST images", _trained(model, X, y, epochs=5), X, y)
+
+
+@cache
+def resnet() -> Workload:
+    """ResNet-8 of He et al. (CIFAR form, one block a stage), normalisation in eval mode."""
+    X, y, source = _cifar(512)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        Block(16, 16, stride=1),
+        Block(16, 32, stride=2),
+        Block(32, 64, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+    return Workload(f"ResNet-8, 512 {source}", _trained(model, X, y, epochs=10), X, y)
+
+
+class Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.skip = nn.Conv2d(before, after, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.skip(x))
+
+
+def _layer(of: Workload, name: str) -> Workload:
+    return Workload(f"{of.name}, layer {name!r}", of.model, of.X, of.y, name)
+
+
+@cache
+def _mlp(sizes: tuple[int, ...], activation: type[nn.Module], samples: int) -> Workload:
+    X, y = _mnist(samples)
+    torch.manual_seed(0)
+    modules: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(sizes):
+        modules += [nn.Linear(before, after, bias=False), activation()]
+    model = nn.Sequential(*modules[:-1])
+    name = f"{'-'.join(map(str, sizes))} {activation.__name__}, {samples:,} MNIST images"
+    # At most 4,000 images: the time that making a minimum takes is not what is measured.
+    return Workload(name, _trained(model, X[:4000], y[:4000], epochs=5), X, y)
+
+
+def _trained(model: nn.Module, X: Tensor, y: Tensor, epochs: int) -> nn.Module:
+    """A few epochs of SGD: the curvature of an untrained network is that of no minimum."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(X)).split(64):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X[batch]), y[batch]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+@cache
+def _mnist(samples: int) -> tuple[Tensor, Tensor]:
+    """Up to 4,000 images need no files; more come from LOWLAND_DATA, if it is there."""
+    if samples <= 4000:
+        X, y = ll.data.load("mnist5k").train
+    else:
+        X, y = ll.data.load("mnist").train
+    order = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))[:samples]
+    return X[order].contiguous(), y[order]
+
+
+def _cifar(samples: int) -> tuple[Tensor, Tensor, str]:
+    try:
+        X, y = ll.data.load("cifar10").train
+    except ll.InputError:  # no LOWLAND_DATA: the same shapes and cost
+        generator = torch.Generator().manual_seed(0)
+        X = torch.rand(samples, 3, 32, 32, generator=generator)
+        return X, torch.randint(10, (samples,), generator=generator), "random images"
+    return X[:samples].contiguous(), y[:samples], "CIFAR-10 images"

@@ -1,0 +1,153 @@
+"""What a command owes its terminal: stdout for results alone, everything else on stderr."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from lowland.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 80  # also on a wider terminal: lines of text beyond it are hard to read
+
+interrupts: list[int] = []  # the signals that came, also those whose exception was swallowed
+
+Say = Callable[[str], None]
+
+
+def complain(text: str) -> None:
+    """A line on stderr, unless nobody is there to read it."""
+    with contextlib.suppress(OSError):
+        print(f"lowland: {text}", file=sys.stderr, flush=True)
+
+
+class Results:
+    """The process's stdout, taken away from everybody else.
+
+    From here on a ``print`` of the user's code, of a subprocess or of a C library goes to stderr,
+    until the process ends: ``--json`` promises one document on stdout.
+    """
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        try:
+            taken = os.dup(sys.stdout.fileno())
+            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        except (OSError, io.UnsupportedOperation):  # no file behind it, as in a notebook
+            self._stream: TextIO = sys.stdout
+        else:
+            # A character that the terminal's encoding lacks is no reason to fail.
+            encoding = sys.stdout.encoding
+            self._stream = open(taken, "w", encoding=encoding, errors="replace")  # noqa: SIM115
+        sys.stdout = sys.stderr
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stream.close()
+
+    def json(self, document: Any) -> None:
+        """Write one JSON document."""
+        self._write(json.dumps(document, allow_nan=False) + "\n")
+
+    def text(self, draw: Callable[["Console"], None]) -> None:
+        """Write what ``draw`` puts on a console of at most 80 columns."""
+        from rich.console import Console
+
+        outside = Console(file=self._stream)
+        drawn = io.StringIO()
+        inside = Console(
+            file=drawn,
+            width=min(WIDTH, outside.width),
+            force_terminal=outside.is_terminal,
+            color_system=outside.color_system,  # type: ignore[arg-type]
+            highlight=False,
+        )
+        draw(inside)
+        text = "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines())
+        if not _encodes(self._stream.encoding, "±"):
+            text = text.replace("±", "+-")
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:  # `lowland measures | head -1`: the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            raise InputError(f"cannot write to stdout: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def progress(quiet: bool) -> Iterator[Say]:
+    """A line on stderr that tells the present stage; plain lines where there is no terminal."""
+    if quiet:
+        yield lambda stage: _go_on()
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with console.status("starting") as status:
+
+            def spin(stage: str) -> None:
+                _go_on()
+                status.update(Text(stage))
+
+            yield spin
+        return
+    told = ""
+
+    def line(stage: str) -> None:
+        nonlocal told
+        _go_on()
+        kind = stage.split(":")[0]
+        if kind != told:  # one line for each stage, not for each epoch
+            told = kind
+            complain(kind)
+
+    yield line
+
+
+@contextlib.contextmanager
+def fate_of(path: Path, what: str) -> Iterator[None]:
+    """Make an interrupt say whether ``what`` was written to ``path`` before it came."""
+    before = _identity(path)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if _identity(path) == before:
+            raise
+        raise KeyboardInterrupt(f"{what} was already written, whole, to {path}") from None
+
+
+def _go_on() -> None:
+    """Stop here if an interrupt came whose exception some library swallowed."""
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _encodes(encoding: str, text: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

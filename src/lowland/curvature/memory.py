@@ -1,0 +1,42 @@
+"""How many samples fit the problem's memory budget."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowland.batches import Batch
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+
+def samples_within(problem: Problem, each: int) -> int:
+    """How many samples of ``each`` bytes fit the budget; an error if not even one does."""
+    fits = problem.memory // each
+    if fits < 1:
+        raise InputError(
+            f"one sample needs {each / 2**20:,.1f} MiB, but the memory budget is "
+            f"{problem.memory / 2**20:,.1f} MiB; pass Problem(memory=...) with more bytes"
+        )
+    return fits
+
+
+def graph_bytes(problem: Problem, build: Callable[[Batch], Any]) -> int:
+    """The bytes per sample that autograd saves for the graph that ``build`` makes of a batch."""
+    batch = next(problem.batches("train"))
+    one, two = (_saved(build, batch.map(lambda t, n=n: t[:n])) for n in (1, 2))  # type: ignore[misc]
+    return max(two - one, 1) if len(batch) > 1 else one  # the difference leaves out parameters
+
+
+def _saved(build: Callable[[Batch], Any], batch: Batch) -> int:
+    sizes: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        graph = build(batch)  # kept alive until its tensors are counted
+    del graph
+    return sum(sizes.values())

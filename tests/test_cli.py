@@ -1,0 +1,350 @@
+"""The command line, mostly as a process of its own: what a user types, sees and is left with."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lowland
+from commandline import ANALYZE, MINE, Ran, command, entries, environment, run, run_inside
+from lowland.results import FILES, Analysis
+
+# Everything that can reach stdout: Python, the descriptor itself, a child process, and the exit.
+LOUD = """
+import atexit
+import os
+
+import mine
+
+print("at import")
+os.write(1, b"on the descriptor\\n")
+os.system("echo from a child")
+atexit.register(print, "at exit")
+
+
+class Net(type(mine.model())):
+    def forward(self, x):
+        print("in forward")
+        return super().forward(x)
+
+
+def model():
+    print("in the factory")
+    return Net(*mine.model())
+"""
+SLOW = """
+import sys
+import time
+
+import mine
+
+
+def model():
+    print("here", file=sys.stderr, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (folder := tmp_path / "project").mkdir()
+    (folder / "mine.py").write_text(MINE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """One analysis of a user's model as a process, with a wide terminal that cannot write ±."""
+    folder = tmp_path_factory.mktemp("analysed")
+    (folder / "mine.py").write_text(MINE)
+    return folder, run(*ANALYZE, cwd=folder, COLUMNS="200", PYTHONIOENCODING="ascii")
+
+
+def test_help_and_version_import_no_torch(tmp_path):
+    heavy = "sorted({'torch', 'numpy', 'scipy', 'pandas', 'plotly'} & set(sys.modules))"
+    code = f"""if True:
+        import sys, lowland.cli
+        for line in (['--help'], ['--version'], [], ['analyze', '--help'], ['analyse']):
+            sys.argv = ['lowland', *line]
+            try:
+                lowland.cli.main()
+            except SystemExit as end:
+                print('code', end.code)
+        print('heavy', {heavy})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "heavy []" in done.stdout
+    assert [s for s in done.stdout.splitlines() if s.startswith("code")] == [
+        *["code 0"] * 4,
+        "code 2",
+    ]
+    assert done.stdout.count("Usage: lowland COMMAND") == 2  # asked for, and with no arguments
+    assert f"\n{lowland.__version__}\n" in done.stdout
+    assert all(verb in done.stdout for verb in ("analyze", "measures", "report"))
+    assert "--checkpoint" in done.stdout
+    assert done.stderr == (
+        'lowland: Unknown command "analyse". Did you mean "analyze"? Available commands: analyze, '
+        "measures, report; see lowland --help\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (("analyze", "--modle", "x"), "Unknown option: --modle. Did you mean --model?"),
+        (("analyze", "--model"), "--model requires an argument"),
+        (("analyze", "--seed", "x"), 'unable to convert "x" into int'),
+        (("analyze", "x"), "Unused Tokens: ['x']"),
+        (("report",), "DIRECTORY requires an argument"),
+        (("--what",), 'Unknown command "--what"'),
+    ],
+)
+def test_a_line_that_cannot_be_parsed_is_one_line(tmp_path, line, says):
+    ran = run_inside(*line, cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("lowland: ")
+    assert ran.err.count("\n") == 1
+    assert says in ran.err
+    verb = f" {line[0]}" if line[0] in ("analyze", "report") else ""
+    assert ran.err.endswith(f"; see lowland{verb} --help\n")
+
+
+def test_analyze_own_model_writes_a_whole_result(analysed):
+    folder, ran = analysed
+    assert ran.code == 0, ran.err
+    assert entries(folder) == {"mine.py", "out"}
+    assert entries(folder / "out") == set(FILES)
+    saved = json.loads((folder / "out" / "results.json").read_text())
+    assert saved["subject"]["title"] == "mine:model"
+    assert saved["subject"]["train_samples"] == 30
+    assert saved["subject"]["layer"] == "2"
+    assert len(np.load(folder / "out" / "arrays.npz")["duality/sigma_g"]) == 12
+    assert "<html" in (folder / "out" / "report.html").read_text()
+
+
+def test_progress_goes_to_stderr_one_line_for_each_stage(analysed):
+    lines = analysed[1].err.splitlines()
+    assert "lowland: loading the model" in lines
+    assert "lowland: duality of layer '2'" in lines
+    assert all(line.startswith("lowland: ") for line in lines)
+    assert len(set(lines)) == len(lines)
+
+
+def test_summary_fits_80_columns_and_an_ascii_terminal(analysed):
+    folder, ran = analysed
+    saved = lowland.load(folder / "out")
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert " ".join(ran.out.split()).startswith(f"mine:model {saved.answer} ")
+    assert ran.out.isascii()
+    assert " +- " in ran.out  # the standard error of the test loss
+    for row in saved.results["measures"]:
+        assert row["title"] in ran.out
+    assert ran.out.endswith("report: out/report.html\n")
+
+
+def test_report_renders_the_same_page_again_without_torch(analysed, tmp_path):
+    shutil.copytree(analysed[0] / "out", tmp_path / "copy")
+    page = tmp_path / "copy" / "report.html"
+    before = page.read_bytes()
+    page.write_text("lost")
+    code = """if True:
+        import atexit, sys, lowland.cli
+        sys.modules['torch'] = None  # importing it now fails
+        lowland.cli.main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", "copy", "--json", "--quiet"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "report": "copy/report.html",
+        "answer": lowland.load(tmp_path / "copy").answer,
+    }
+    assert page.read_bytes() == before
+    assert entries(tmp_path / "copy") == set(FILES)
+
+
+def test_json_is_all_there_is_on_stdout(project):
+    (project / "loud.py").write_text(LOUD)
+    line = ("analyze", "--model", "loud:model", "--data", "mine:data", "--out", "out")
+    ran = run(*line, "--json", "--quiet", cwd=project)
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    saved = json.loads((project / "out" / "results.json").read_text())
+    assert document.pop("out") == "out"
+    assert document.pop("answer") == lowland.load(project / "out").answer
+    assert document == saved
+    said = set(ran.err.splitlines())
+    assert said == {
+        "at import", "on the descriptor", "from a child", "at exit", "in forward", "in the factory",
+    }  # fmt: skip  # and no progress, as --quiet asked
+
+
+def test_measures_as_json_and_as_text(tmp_path):
+    from lowland.measures import registered
+
+    as_json, as_text = (
+        run_inside("measures", "--quiet", *more, cwd=tmp_path) for more in (["--json"], [])
+    )
+    assert (as_json.code, as_json.err, as_text.code, as_text.err) == (0, "", 0, "")
+    rows = {row["name"]: row for row in json.loads(as_json.out)}
+    assert list(rows) == list(registered())
+    for name, measure in registered().items():
+        assert rows[name]["definition"] == measure.definition
+        assert rows[name]["invariant"] == sorted(measure.invariant)
+        assert f"\n{name}\n" in f"\n{as_text.out}"
+        assert measure.formula in " ".join(as_text.out.split())
+    assert max(map(len, as_text.out.splitlines())) <= 80
+
+
+def test_text_of_the_user_is_not_markup(analysed, tmp_path):
+    shutil.copytree(analysed[0] / "out", tmp_path / "out")
+    path = tmp_path / "out" / "results.json"
+    saved = json.loads(path.read_text())
+    saved["subject"]["title"] = "[bold]net[/bold] :smile: [/]"
+    saved["notes"] = ["[red]not red[/red]"]
+    path.write_text(json.dumps(saved))
+    ran = run_inside("report", "out", "--quiet", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("[bold]net[/bold] :smile: [/]\n")
+    assert "note: [red]not red[/red]\n" in ran.out
+
+
+@pytest.mark.parametrize("line", [("report", "out"), ("report", "out", "--json"), ("--help",)])
+def test_a_reader_that_closes_the_pipe_early_sees_no_traceback(analysed, line):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            command(*line, *(() if line == ("--help",) else ("--quiet",))),
+            cwd=analysed[0], env=environment(), stdout=writing, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert done.stderr == ""
+    if line[0] == "report":  # its work is done; help has no other purpose than to be read
+        assert done.returncode == 0
+
+
+def test_a_terminal_gets_a_status_line_that_goes_away(analysed, tmp_path):
+    """The status is drawn on stderr, and the cursor it hides comes back."""
+    shutil.copytree(analysed[0] / "out", tmp_path / "out")
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        command("report", "out", "--json"),
+        cwd=tmp_path, env=environment(TERM="xterm"), stdout=subprocess.PIPE, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["report"] == "out/report.html"
+    assert "report" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+# --- interrupts -----------------------------------------------------------------------------------
+
+
+def interrupted(line: tuple[str, ...], cwd: Path, after: str, number: signal.Signals) -> Ran:
+    """Send the signal when the process has written the line ``after`` on stderr."""
+    process = subprocess.Popen(
+        command(*line), cwd=cwd, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for said in process.stderr:
+        if said.strip() == after:
+            process.send_signal(number)
+            break
+    out, err = process.communicate(timeout=60)
+    return Ran(process.returncode, out, err)
+
+
+@pytest.mark.parametrize(
+    ("number", "after", "code"),
+    [
+        (signal.SIGINT, "lowland: loading torch", 130),
+        (signal.SIGINT, "here", 130),
+        (signal.SIGTERM, "here", 143),
+    ],
+)
+def test_an_interrupt_leaves_the_earlier_result_and_nothing_else(
+    analysed, project, number, after, code
+):
+    (project / "slow.py").write_text(SLOW)
+    shutil.copytree(analysed[0] / "out", project / "out")
+    before = {name: (project / "out" / name).read_bytes() for name in FILES}
+    line = ("analyze", "--model", "slow:model", "--data", "mine:data", "--out", "out")
+    ran = interrupted(line, project, after, number)
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.splitlines()[-1] == "lowland: stopped; nothing was written"
+    assert "Traceback" not in ran.err
+    assert entries(project) == {"mine.py", "slow.py", "out"}
+    assert {name: (project / "out" / name).read_bytes() for name in FILES} == before
+
+
+def test_an_interrupt_that_the_users_code_swallows_stops_at_the_next_stage(project):
+    (project / "deaf.py").write_text(
+        "import signal\nfrom mine import data\nfrom mine import model as net\n"
+        "def model():\n"
+        "    try:\n        signal.raise_signal(signal.SIGINT)\n"
+        "    except BaseException:\n        pass\n"
+        "    return net()\n"
+    )
+    line = ("analyze", "--model", "deaf:model", "--data", "deaf:data", "--out", "out", "--quiet")
+    ran = run_inside(*line, cwd=project)
+    assert ran == Ran(130, "", "lowland: stopped; nothing was written\n")
+    assert entries(project) == {"mine.py", "deaf.py"}
+
+
+def test_an_interrupt_that_becomes_another_error_is_still_an_interrupt(project):
+    (project / "turned.py").write_text(
+        "import signal\n"
+        "try:\n    signal.raise_signal(signal.SIGTERM)\n"
+        "except BaseException:\n    raise ImportError('initialization failed')\n"
+    )
+    line = ("analyze", "--model", "turned:model", "--data", "mine:data", "--out", "out", "--quiet")
+    ran = run_inside(*line, cwd=project)
+    assert ran == Ran(143, "", "lowland: stopped; nothing was written\n")
+
+
+def test_an_interrupt_after_the_result_was_written_says_so(project, monkeypatch):
+    save = Analysis.save
+
+    def save_then_interrupt(self, directory):
+        save(self, directory)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Analysis, "save", save_then_interrupt)
+    ran = run_inside(*ANALYZE, "--quiet", cwd=project)
+    assert ran == Ran(130, "", "lowland: stopped; the result was already written, whole, to out\n")
+    assert lowland.load(project / "out").results["subject"]["title"] == "mine:model"
+
+
+def test_an_ignored_signal_stays_ignored(project):
+    """As under nohup, or in the background of a script."""
+    seen = []
+    keep = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        patched = pytest.MonkeyPatch()
+        patched.setattr("lowland.cli._run", lambda: seen.append(signal.getsignal(signal.SIGHUP)))
+        run_inside("measures", cwd=project)
+        patched.undo()
+    finally:
+        signal.signal(signal.SIGHUP, keep)
+    assert seen == [signal.SIG_IGN]

@@ -1,0 +1,237 @@
+"""What the documentation says is so: its examples run, its commands and names exist."""
+
+import contextlib
+import dataclasses
+import doctest
+import importlib
+import io
+import os
+import pkgutil
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import lowland as ll
+from lowland.measures import registry
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
+PAGES += sorted(DOCS.glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MODULES = [m.name for m in pkgutil.walk_packages(ll.__path__, "lowland.")]
+MODULES = [name for name in MODULES if not name.endswith("__main__")]
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a page in these languages, as (language, text), in order."""
+    return [found for found in BLOCK.findall(page.read_text("utf-8")) if found[0] in languages]
+
+
+def named_file(text: str) -> str | None:
+    """The file that a block is the content of, if its first line is ``# name.py``."""
+    match = re.match(r"# (\w+\.py)\n", text)
+    return match[1] if match else None
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """An empty current directory to follow a page in, of which nothing stays."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the examples are small: more threads are slower
+    with torch.random.fork_rng():
+        yield tmp_path
+    torch.set_num_threads(threads)
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
+def follow(page: Path, desk: Path, *languages: str) -> str:
+    """Do what a page shows, block by block; returns what was printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for language, text in blocks(page, *languages):
+            if language == "sh":
+                for line in text.replace("\\\n", " ").splitlines():
+                    print(run_line(line))
+            elif name := named_file(text):
+                (desk / name).write_text(text, "utf-8")
+            else:
+                exec(compile(text, page.name, "exec"), {"__name__": "__main__"})
+    return printed.getvalue()
+
+
+def run_line(line: str) -> str:
+    command, *arguments = shlex.split(line)
+    if command == "python":
+        runpy.run_path(arguments[0], run_name="__main__")
+        return ""
+    assert command == "lowland"
+    return lowland(*arguments)
+
+
+def lowland(*arguments: str) -> str:
+    """Run the command line as a user does; returns what it printed."""
+    asked = [sys.executable, "-m", "lowland.cli", *arguments]
+    environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_quickstart_runs_from_top_to_bottom(desk):
+    printed = follow(DOCS / "quickstart.md", desk, "python", "sh")
+    assert "my-report/report.html" in printed
+    assert (desk / "copy.html").stat().st_size > 100_000
+    files = {"report.html", "results.json", "arrays.npz", "weights.safetensors"}
+    assert {path.name for path in (desk / "my-report").iterdir()} == files
+
+
+def test_readme_python_runs(desk):
+    assert "Decomposition(layer='3'" in follow(ROOT / "README.md", desk, "python")
+    assert (desk / "digits-report" / "report.html").is_file()
+    network = importlib.import_module("mymodel")
+    assert ll.Problem(network.model(), train=network.data()[0]).losses().shape == (1438,)
+
+
+def test_data_page_runs_and_lists_every_set(desk):
+    assert "label" in follow(DOCS / "data.md", desk, "python")
+    text = (DOCS / "data.md").read_text("utf-8")
+    for name in ll.data.names():
+        assert f"| `{name}` |" in text
+
+
+def test_new_measure_is_one_file(desk, monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry.registered()))
+    page = DOCS / "add_a_measure.md"
+    [text] = [text for _, text in blocks(page, "python") if named_file(text)]
+    path = desk / named_file(text)
+    path.write_text(text, "utf-8")
+    importlib.import_module(path.stem)
+    assert "gradient_norm: " in follow(page, desk, "python")
+
+    X, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
+    model = torch.nn.Linear(3, 1, bias=False).double()
+    problem = ll.Problem(model, "mse", train=(X, y), batch_size=3)
+    exact = 2 / 7 * (X.T @ (X @ model.weight.detach().T - y)).norm()  # of |X w - y|^2 / N
+    assert ll.measure(problem, path.stem)[path.stem].value == pytest.approx(float(exact))
+    assert model.weight.grad is None
+
+    gallery = runpy.run_path(str(DOCS / "gallery.py"))
+    assert "## Gradient norm" in gallery["page"](registry.registered())
+
+
+def test_gallery_shows_every_measure():
+    page = runpy.run_path(str(DOCS / "gallery.py"))["page"](registry.registered())
+    for measure in registry.registered().values():
+        assert f"## {measure.title}\n" in page
+        assert measure.definition in page
+
+
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
+
+
+class Rounded(doctest.OutputChecker):
+    """Compares the numbers in what was printed as numbers: the last digits are the machine's."""
+
+    def check_output(self, want, got, optionflags):
+        if super().check_output(want, got, optionflags):
+            return True
+        texts = [NUMBER.sub("", text).split() for text in (want, got)]
+        values = [[float(found) for found in NUMBER.findall(text)] for text in (want, got)]
+        return texts[0] == texts[1] and values[1] == pytest.approx(values[0], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    runner = doctest.DocTestRunner(Rounded(), verbose=False)
+    with torch.random.fork_rng():
+        for found in doctest.DocTestFinder().find(module):
+            assert runner.run(found).failed == 0
+
+
+def test_rounded_tells_numbers_apart():
+    assert Rounded().check_output("tensor([ 5., -4.])\n", "tensor([ 5.0000, -4.0000])\n", 0)
+    assert not Rounded().check_output("tensor([ 5., -4.])\n", "tensor([ 5.0000, -4.1000])\n", 0)
+    assert not Rounded().check_output("converged, 3 products\n", "NOT converged, 3 products\n", 0)
+
+
+def test_reference_has_every_public_name():
+    text = (DOCS / "api.md").read_text("utf-8")
+    documented = set(re.findall(r"auto\w+:: lowland\.(\w+)", text))
+    assert set(ll.__all__) <= documented
+
+
+def test_decomposition_fields_are_explained():
+    [table] = re.findall(r"### What comes out\n(.*?)\n###", page_text("concepts"), re.DOTALL)
+    first_cells = " ".join(line.split("|")[1] for line in table.splitlines() if "|" in line)
+    fields = {f.name for f in dataclasses.fields(ll.Decomposition)}
+    assert set(re.findall(r"`(\w+)`", first_cells)) == fields
+
+
+def page_text(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text("utf-8")
+
+
+def commands(page: Path) -> list[str]:
+    """Every shell command that a page shows: lines of its shell blocks, and code in its text."""
+    shown = "\n".join(text for _, text in blocks(page, "sh", "console")).replace("\\\n", " ")
+    lines = [line.removeprefix("$ ").split("#")[0].strip() for line in shown.splitlines()]
+    prose = BLOCK.sub("", page.read_text("utf-8"))
+    return [*lines, *re.findall(r"`((?:make|lowland) [^`]+)`", prose)]
+
+
+@cache
+def options(*verb: str) -> str:
+    """The help of a verb, or of the command."""
+    return lowland(*verb, "--help")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page):
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for line in commands(page):
+        words = line.split("|")[0].split()
+        if words[:1] == ["make"]:
+            assert words[1] in targets, line
+        if words[:1] == ["lowland"]:
+            verb = [word for word in words[1:2] if not word.startswith("-")]
+            assert all(f"│ {v} " in options() for v in verb), line
+            for option in re.findall(r"--[a-z-]+", line):
+                assert option in options(*verb), line
+
+
+def test_readme_begins_with_the_two_commands():
+    _, shell = blocks(ROOT / "README.md", "sh")[0]
+    assert [line.split()[:2] for line in shell.splitlines()] == [["make", "demo"], ["make", "test"]]
+    assert (ROOT / "README.md").read_text("utf-8").startswith("# Lowland\n\n```sh\n")
+
+
+SHIPPED = [*PAGES, *sorted(DOCS.glob("*.py")), ROOT / "Makefile", ROOT / ".ci/run"]
+SHIPPED += [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_names_no_machine_and_no_registry(path):
+    text = path.read_text("utf-8")
+    assert not re.search(r"(?<![\w.~)}*-])/(home|root|tmp|work|mnt|srv|opt|Users)\b", text)
+    hosts = set(re.findall(r"https?://([^/\s)>\"']+)", text))
+    assert hosts <= {"arxiv.org", "doi.org"}  # papers, and nothing that serves packages
+    assert "index-url" not in text
+    assert "find-links" not in text
+
+
+def test_changelog_starts_with_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert re.search(r"^## (\S+)", text, re.MULTILINE)[1] == ll.__version__

@@ -1,0 +1,169 @@
+"""The rooms of the house: which may import which. The architecture is this table."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lowland
+
+SOURCE = Path(lowland.__file__).parent
+
+# From the top floor down: a room imports only from floors above its own. Rooms on one floor do not
+# know each other. A room may stand here before it is built.
+FLOORS = (
+    ("errors",),
+    ("atomic", "distributed"),
+    ("losses", "batches"),
+    ("problem",),
+    ("data", "checkpoint"),
+    ("curvature",),
+    ("dual",),
+    ("measures",),
+    ("landscape",),
+    ("report",),
+    ("optim",),
+    ("training",),
+    ("results",),
+    ("analysis",),
+    ("sweep",),
+    ("studies",),
+    ("integrations",),
+    ("cli",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# What shows saved results needs no torch, so it sees nothing of what computes them.
+ONLY = {"report": {"errors"}, "results": {"report", "atomic", "errors"}}
+
+
+def room_of(file: Path, source: Path = SOURCE) -> str:
+    """The first part of the module's name; the package's own __init__ is the room ''."""
+    parts = file.relative_to(source).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def imports(text: str, module: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of every import from lowland, wherever in the file it stands.
+
+    ``module`` is the dotted name of the package that the file lies in, for relative imports.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            up = module.split(".")[: len(module.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*up, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        else:
+            continue
+        yield from ((node.lineno, n) for n in names if n == "lowland" or n.startswith("lowland."))
+
+
+def faults(room: str, text: str, module: str) -> list[str]:
+    """What the file imports although its room may not."""
+    found = []
+    for line, name in imports(text, module):
+        other = name.split(".")[1] if "." in name else ""
+        if other in (room, "__version__"):
+            continue
+        if other not in FLOOR:
+            found.append(
+                f"line {line}: {name} is no room; import from the room itself, or add a new room "
+                "to FLOORS in tests/test_rooms.py"
+            )
+        elif FLOOR[other] >= FLOOR[room] or other not in ONLY.get(room, FLOOR):
+            found.append(f"line {line}: {room} may not import {name}")
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_a_room_imports_only_from_rooms_above_it(file):
+    room = room_of(file)
+    module = ".".join(("lowland", *file.relative_to(SOURCE).parts[:-1]))
+    if room == "":  # the front door: it hands out names of every room, but starts no command line
+        taken = [name for _, name in imports(file.read_text(), module)]
+        assert not [name for name in taken if name.startswith("lowland.cli")]
+        return
+    assert room in FLOOR, (
+        f"{file.name} is in a room that is not in the house: add {room!r} to FLOORS in "
+        "tests/test_rooms.py, below all that it imports"
+    )
+    assert faults(room, file.read_text(), module) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        ("measures", "from lowland.report import render"),
+        ("measures", "from lowland import report"),
+        ("measures", "import lowland.report.page"),
+        ("measures", "def f():\n    from lowland.analysis import analyze"),
+        ("measures", "if TYPE_CHECKING:\n    from lowland.results import Analysis"),
+        ("measures", "from ..training import sgd"),
+        ("measures", "from .. import training"),
+        ("measures", "import importlib\nimportlib.import_module('lowland.report')"),
+        ("losses", "from lowland.batches import Batch"),
+        ("report", "from lowland.problem import Problem"),
+        ("results", "from lowland.checkpoint import load_weights"),
+        ("analysis", "from lowland.cli import main"),
+        ("analysis", "from lowland import Problem"),
+        ("analysis", "import lowland"),
+        ("analysis", "from lowland.attic import thing"),
+    ],
+)
+def test_the_rule_has_teeth(room, text):
+    assert len(faults(room, text, f"lowland.{room}")) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        ("measures", "from lowland.curvature import eigsh"),
+        ("measures", "from lowland.measures.registry import register"),
+        ("measures", "from .registry import register"),
+        ("measures", "from ..problem import Problem"),
+        ("analysis", "from lowland import __version__, report"),
+        ("report", "from lowland.errors import InputError"),
+        ("errors", "import torch, importlib\nimportlib.import_module(name)"),
+    ],
+)
+def test_the_rule_lets_pass(room, text):
+    assert faults(room, text, f"lowland.{room}") == []
+
+
+def test_no_drawers_for_odds_and_ends():
+    odds = {"util", "utils", "helper", "helpers", "common", "misc"}
+    assert not [f for f in [*FILES, *(f.parent for f in FILES)] if f.stem in odds]
+
+
+def test_every_public_name_is_there():
+    assert len(set(lowland.__all__)) == len(lowland.__all__)
+    for name in lowland.__all__:
+        assert getattr(lowland, name) is not None
+    assert set(lowland.__all__) <= set(dir(lowland))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = lowland.no_such_name
+
+
+def test_what_shows_and_what_starts_imports_no_torch():
+    """Each in turn in one process: the first that imports torch is named."""
+    code = """if True:
+        import sys
+        for name in ("lowland", "lowland.cli", "lowland.cli.verbs", "lowland.errors",
+                     "lowland.atomic", "lowland.report", "lowland.results"):
+            __import__(name)
+            assert "torch" not in sys.modules, name
+            if name == "lowland.cli.verbs":
+                assert "numpy" not in sys.modules, name
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
