@@ -1,62 +1,221 @@
-"""Curvature matrices of the training loss as operators: products without the matrix."""
+"""Curvature matrices of the mean training loss as operators: products without the matrix."""
 
-import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
+from lowland.batches import Batch
+from lowland.curvature import products
+from lowland.curvature.memory import graph_bytes, samples_within
+from lowland.curvature.products import BatchProduct
+from lowland.distributed import total
+from lowland.errors import InputError
 from lowland.problem import Problem
 
 
-class Hessian:
-    """``d2 L / dw2`` of the mean training loss with respect to the chosen parameters.
+class Curvature(ABC):
+    """A symmetric matrix over the chosen parameters, each flattened, in the model's order.
 
-    Vectors run over the parameters in the model's order, each flattened row-major. A product is a
-    double backward pass (the derivative of ``g . v``): reverse over forward would be silently
-    wrong for some normalisation layers.
+    ``A @ v`` and ``A @ V`` multiply by a vector (size,) or by columns (size, k). Autograd graphs are
+    kept between products while they fit the problem's memory budget; if parameters change in
+    between, make a new operator. ``slices`` tells where each parameter lies in a vector.
     """
+
+    kind: str
 
     def __init__(self, problem: Problem, params: str | list[str] | None = None) -> None:
         self.problem = problem
         self.params = problem.select(params)
-        self.size = sum(p.numel() for p in self.params.values())
+        sizes = [p.numel() for p in self.params.values()]
+        self.size = sum(sizes)
         self.shape = (self.size, self.size)
-        self.dtype = problem.dtype
-        self.device = problem.device
+        self.dtype, self.device = problem.dtype, problem.device
+        ends = np.cumsum(sizes).tolist()
+        self.slices = {
+            name: slice(end - size, end)
+            for name, size, end in zip(self.params, sizes, ends, strict=True)
+        }
+        self._leaves = {name: p.clone().requires_grad_() for name, p in self.params.items()}
+        self._count = problem.count()
+        with problem.measuring():
+            self._build, self.strategy = self._choose()
+            each = graph_bytes(problem, self._build)
+            self._chunk = min(samples_within(problem, each), problem.train.batch_size)
+            self.kept = each * len(problem.train) <= problem.memory
+        self._graphs: list[BatchProduct] | None = None
+
+    @abstractmethod
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+        """How products on a batch are made, and the name of that way."""
 
     def __repr__(self) -> str:
-        return f"Hessian(size={self.size:,}, parameters={len(self.params)})"
+        kept = "kept graphs" if self.kept else "graphs made again for each product"
+        return (
+            f"{type(self).__name__}(size={self.size:,}, parameters={len(self.params)}, "
+            f"{self.strategy}, {kept})"
+        )
 
     def __matmul__(self, V: Tensor) -> Tensor:
-        columns = V.reshape(self.size, -1)
-        total = torch.zeros_like(columns)
+        if V.ndim not in (1, 2) or len(V) != self.size:
+            raise InputError(
+                f"a product needs a vector ({self.size},) or columns ({self.size}, k); got "
+                f"{tuple(V.shape)}"
+            )
+        columns = V.to(self.device, self.dtype).reshape(self.size, -1)
+        sums = torch.zeros_like(columns)
         with self.problem.measuring():
-            for batch in self.problem.batches("train"):
-                leaves = {k: p.clone().requires_grad_() for k, p in self.params.items()}
-                z = self.problem.outputs(batch.inputs, leaves)
-                loss = self.problem.loss(z, batch.targets).sum()
-                weights = list(leaves.values())
-                gradient = torch.autograd.grad(
-                    loss, weights, create_graph=True, materialize_grads=True
-                )
+            for product in self._products():
                 for j, v in enumerate(columns.unbind(1)):
-                    product = torch.autograd.grad(
-                        gradient,
-                        weights,
-                        self._shaped(v),
-                        retain_graph=True,
-                        materialize_grads=True,
-                    )
-                    total[:, j] += torch.cat([p.reshape(-1) for p in product])
-        return (total / len(self.problem.train)).reshape(V.shape)
+                    parts = product(self._shaped(v))
+                    sums[:, j] += torch.cat([p.reshape(-1) for p in parts])
+        return (total(sums) / self._count).reshape(V.shape)
+
+    def _products(self):  # type: ignore[no-untyped-def]
+        if self._graphs is not None:
+            return self._graphs
+        made = (self._build(batch) for batch in self.problem.batches("train", self._chunk))
+        if self.kept:
+            self._graphs = list(made)
+            return self._graphs
+        return made
 
     def _shaped(self, v: Tensor) -> list[Tensor]:
-        parts = v.split([math.prod(p.shape) for p in self.params.values()])
-        return [part.view_as(p) for part, p in zip(parts, self.params.values(), strict=True)]
+        return [
+            part.view_as(p)
+            for part, p in zip(
+                v.split([p.numel() for p in self.params.values()]), self.params.values(), strict=True
+            )
+        ]
 
     def dense(self) -> Tensor:
         """The whole matrix, (size, size)."""
-        return self @ torch.eye(self.size, dtype=self.dtype, device=self.device)
+        need = self.size**2 * torch.finfo(self.dtype).bits // 8
+        if need > self.problem.memory:
+            raise InputError(
+                f"the dense matrix of {self.size:,} parameters takes {need / 2**30:,.1f} GiB; the "
+                f"memory budget is {self.problem.memory / 2**30:,.1f} GiB"
+            )
+        A = self @ torch.eye(self.size, dtype=self.dtype, device=self.device)
+        return (A + A.T) / 2
+
+    def to_scipy(self) -> LinearOperator:
+        """The same operator for NumPy arrays, as SciPy's solvers want it."""
+
+        def multiply(V: np.ndarray) -> np.ndarray:
+            return (self @ torch.from_numpy(np.ascontiguousarray(V))).cpu().numpy()
+
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return LinearOperator(self.shape, matvec=multiply, matmat=multiply, dtype=dtype)
+
+    def shares(self, v: Tensor, Av: Tensor) -> dict[str, dict[str, float]]:
+        """What one product tells of each parameter: ``v_l . (A v)_l`` and ``|(A v)_l|``.
+
+        The first adds up to ``v^T A v``, and for v of random signs is an estimate of the trace of
+        the parameter's own block; the square of the second is one of its rows' Frobenius norm.
+        """
+        return {
+            name: {
+                "quadratic": float(v[at].double() @ Av[at].double()),
+                "norm": float(Av[at].double().norm()),
+            }
+            for name, at in self.slices.items()
+        }
+
+
+class Hessian(Curvature):
+    """``d2L/dw2`` of the mean training loss."""
+
+    kind = "hessian"
+    _WAYS = (products.DoubleBackward, products.ForwardOverReverse, products.FiniteDifference)
+
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+        """The first way that runs on two samples and gives a symmetric matrix there."""
+        few = next(self.problem.batches("train")).map(lambda t: t[:2])
+        z = self.problem.outputs(few.inputs, self._leaves)
+        if not self.problem.loss(z, few.targets).requires_grad:
+            raise InputError(
+                f"loss {self.problem.loss.name!r} has no gradient with respect to "
+                f"{', '.join(self.params)}: it is not differentiable, or does not depend on them"
+            )
+        failures = []
+        for way in self._WAYS:
+            build = partial(way, self.problem, self._leaves)
+            try:
+                asymmetry = self._asymmetry(build(few))
+            except (RuntimeError, NotImplementedError) as error:
+                failures.append(f"{way.name}: {str(error).splitlines()[0]}")
+                continue
+            if asymmetry < 1e-2:
+                return build, way.name
+            failures.append(f"{way.name}: products are not symmetric ({asymmetry:.0e})")
+        raise InputError(
+            f"the loss {self.problem.loss.name!r} of this model cannot be differentiated twice: "
+            + "; ".join(failures)
+        )
+
+    def _asymmetry(self, product: BatchProduct) -> float:
+        generator = torch.Generator(device=self.device).manual_seed(0)
+        u, v = (
+            torch.randn(self.size, dtype=self.dtype, device=self.device, generator=generator)
+            for _ in range(2)
+        )
+        Hu, Hv = (torch.cat([p.reshape(-1) for p in product(self._shaped(t))]) for t in (u, v))
+        if not (Hu.isfinite().all() and Hv.isfinite().all()):
+            raise InputError(
+                "second derivatives of the loss are NaN or infinite on the first samples; the "
+                "curvature is not defined at these weights"
+            )
+        scale = float(u.norm() * Hv.norm() + v.norm() * Hu.norm())
+        return abs(float(u @ Hv - v @ Hu)) / scale if scale else 0.0
+
+
+class GGN(Curvature):
+    """Generalised Gauss-Newton, ``1/N sum_k J_k^T (d2l_k/dz2) J_k`` (Schraudolph 2002)."""
+
+    kind = "ggn"
+
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+        return self._gauss_newton(products.output_hessian)
+
+    def _gauss_newton(
+        self, middle: products.Middle
+    ) -> tuple[Callable[[Batch], BatchProduct], str]:
+        build = partial(products.GaussNewton, self.problem, self._leaves, middle=middle)
+        return build, products.GaussNewton.name
+
+
+class Fisher(GGN):
+    """Fisher information: of the data's labels (empirical) or of the model's own (true)."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        params: str | list[str] | None = None,
+        labels: Literal["data", "model"] = "data",
+    ) -> None:
+        self.kind = "empirical fisher" if labels == "data" else "true fisher"
+        if labels not in ("data", "model"):
+            raise InputError(f"labels must be 'data' or 'model'; got {labels!r}")
+        if labels == "model" and not problem.loss.classes and problem.loss.name != "mse":
+            raise InputError(
+                f"the true Fisher matrix needs to know how the model draws targets, which the loss "
+                f"{problem.loss.name!r} does not tell; it is known for class labels and for 'mse'"
+            )
+        super().__init__(problem, params)
+
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+        if self.kind == "empirical fisher":
+            return self._gauss_newton(products.identity)
+        if self.problem.loss.name == "mse":
+            # exp(-loss) is a Gaussian whose mean is z: E[g g^T] is its constant second derivative
+            return self._gauss_newton(products.output_hessian)
+        return self._gauss_newton(products.model_labels)
 
 
 def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:
@@ -65,3 +224,21 @@ def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:
     ``params`` chooses parameters by name, glob or list of these; all of them by default.
     """
     return Hessian(problem, params)
+
+
+def ggn(problem: Problem, params: str | list[str] | None = None) -> GGN:
+    """The generalised Gauss-Newton matrix as an operator: the Hessian without the model's own."""
+    return GGN(problem, params)
+
+
+def fisher(
+    problem: Problem,
+    params: str | list[str] | None = None,
+    labels: Literal["data", "model"] = "data",
+) -> Fisher:
+    """The Fisher matrix as an operator: ``1/N sum_k g_k g_k^T`` over the data's labels.
+
+    With ``labels="model"`` the true Fisher matrix, the expectation over labels that the model
+    would draw: summed exactly over all classes, and equal to the GGN for cross-entropy.
+    """
+    return Fisher(problem, params, labels)
