@@ -17,7 +17,7 @@ import sys
 import torch
 from mine import data, model
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 (X, Y), (XT, YT) = data()
 not_a_function = 3
@@ -149,6 +149,10 @@ def unreadable():
     return Unreadable(), (XT, YT)
 
 
+def unreadable_by_a_worker():
+    return DataLoader(Unreadable(), num_workers=1), (XT, YT)
+
+
 def loss_of_the_mean(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets)
 
@@ -246,6 +250,7 @@ def test_model(project, model, words):
     one_line(analyze(project, model=model), *words)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # a worker, from Python 3.12 on
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -266,6 +271,7 @@ def test_model(project, model, words):
         ("broken:no_partner", ("label 1", "no training sample", "remove them")),
         ("broken:lengths_differ", ("29 targets", "one entry per sample")),
         ("broken:wrong_width", ("cannot run on the training inputs", "(4,)")),
+        ("broken:unreadable_by_a_worker", ("FileNotFoundError", "image-17.png", "in __getitem__")),
         ("broken:unreadable", ("FileNotFoundError", "image-17.png", "in __getitem__")),
     ],
 )

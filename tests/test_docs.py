@@ -180,6 +180,12 @@ def test_decomposition_fields_are_explained():
     assert set(re.findall(r"`(\w+)`", first_cells)) == fields
 
 
+def test_design_names_every_room():
+    text = page_text("design")
+    for room in pkgutil.iter_modules(ll.__path__):
+        assert f"`{room.name}{'/' if room.ispkg else '.py'}`" in text
+
+
 def page_text(name: str) -> str:
     return (DOCS / f"{name}.md").read_text("utf-8")
 

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lowland import data
     from lowland.analysis import analyze
-    from lowland.curvature import Eigenpairs, Hessian, diagonal, eigsh, hessian, layer_hessian
+    from lowland.curvature import (
+        Eigenpairs,
+        diagonal,
+        eigsh,
+        fisher,
+        ggn,
+        hessian,
+        layer_hessian,
+        layer_operator,
+    )
     from lowland.dual import Decomposition, duality
     from lowland.errors import InputError
     from lowland.measures import Measurement, Measurements, measure
@@ -19,7 +28,6 @@ __all__ = [
     "Analysis",
     "Decomposition",
     "Eigenpairs",
-    "Hessian",
     "InputError",
     "Measurement",
     "Measurements",
@@ -29,15 +37,27 @@ __all__ = [
     "diagonal",
     "duality",
     "eigsh",
+    "fisher",
+    "ggn",
     "hessian",
     "layer_hessian",
+    "layer_operator",
     "load",
     "measure",
 ]
 
 _ROOMS = {
     "analysis": ("analyze",),
-    "curvature": ("Eigenpairs", "Hessian", "diagonal", "eigsh", "hessian", "layer_hessian"),
+    "curvature": (
+        "Eigenpairs",
+        "diagonal",
+        "eigsh",
+        "fisher",
+        "ggn",
+        "hessian",
+        "layer_hessian",
+        "layer_operator",
+    ),
     "dual": ("Decomposition", "duality"),
     "errors": ("InputError",),
     "measures": ("Measurement", "Measurements", "measure"),

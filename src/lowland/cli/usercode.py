@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +13,9 @@ from lowland.errors import InputError
 
 # Whose frames at the end of a traceback do not make an error the user's.
 _NOT_USERS = {"lowland", "torch", "numpy", "scipy", "safetensors", "cyclopts", "rich", "pandas"}
+
+# What torch puts before the traceback, as text, of an error in a worker process of a loader.
+_RELAYED = "\nOriginal Traceback (most recent call last):\n"
 
 
 def imported(path: str, option: str) -> Any:
@@ -69,11 +73,16 @@ def described(error: BaseException) -> str:
             f"SystemExit({error.code!r}): it ended the program; put what only a script should do "
             "under if __name__ == '__main__'"
         )
+    if _RELAYED in str(error):
+        return str(error).strip().split("\n")[-1]
     return ": ".join(filter(None, [type(error).__name__, str(error)]))
 
 
 def blame(error: BaseException) -> str | None:
     """Where the user's own code raised the error, or None if it came from ours."""
+    if _RELAYED in str(error):
+        *_, (file, line, name) = re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
+        return f"{Path(file).name}, line {line}, in {name}"
     frames = [
         (str(frame.f_globals.get("__name__", "")).split(".")[0], frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

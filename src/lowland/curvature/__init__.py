@@ -1,8 +1,23 @@
-"""Hessians of the training loss: exact layer blocks by structure, and products with the whole."""
+"""Curvature of the training loss: exact by structure where possible, products everywhere."""
 
+from lowland.curvature.block import LayerBlock, layer_operator
 from lowland.curvature.exact import exact_diagonal as diagonal
 from lowland.curvature.exact import layer_hessian
-from lowland.curvature.lanczos import Eigenpairs, eigsh
-from lowland.curvature.operators import Hessian, hessian
+from lowland.curvature.lanczos import Dense, Eigenpairs, eigsh
+from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
 
-__all__ = ["Eigenpairs", "Hessian", "diagonal", "eigsh", "hessian", "layer_hessian"]
+__all__ = [
+    "GGN",
+    "Dense",
+    "Eigenpairs",
+    "Fisher",
+    "Hessian",
+    "LayerBlock",
+    "diagonal",
+    "eigsh",
+    "fisher",
+    "ggn",
+    "hessian",
+    "layer_hessian",
+    "layer_operator",
+]

@@ -139,9 +139,7 @@ def _jacobians(z: Tensor, points: list[Tensor]) -> list[list[Tensor]]:
     """For each point a: the gradients of z_c with respect to a, one for each output c."""
     flat = z.flatten(1)
     rows = [
-        torch.autograd.grad(
-            flat[:, c].sum(), points, retain_graph=True, materialize_grads=True
-        )
+        torch.autograd.grad(flat[:, c].sum(), points, retain_graph=True, materialize_grads=True)
         for c in range(flat.shape[1])
     ]
     return [list(column) for column in zip(*rows, strict=True)]

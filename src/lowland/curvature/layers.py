@@ -166,7 +166,9 @@ def layer(problem: Problem, name: str) -> Layer:
 
 def _candidates(problem: Problem) -> dict[str, Layer]:
     return {
-        name: MatrixLayer(name, module) if isinstance(module, _Matrix) else AffineLayer(name, module)
+        name: MatrixLayer(name, module)
+        if isinstance(module, _Matrix)
+        else AffineLayer(name, module)
         for name, module in problem.model.named_modules()
         if isinstance(module, _Matrix | _Affine) and isinstance(module.weight, nn.Parameter)
     }
@@ -220,7 +222,9 @@ def _opaque(problem: Problem, found: dict[str, Layer]) -> dict[str, str]:
     few = next(problem.batches("train")).map(lambda t: t[:2])
     names = {at.weight_name: at for at in found.values()}
     with problem.measuring():
-        leaves = {n: problem.params[n].clone().requires_grad_() for n in names if n in problem.params}
+        leaves = {
+            n: problem.params[n].clone().requires_grad_() for n in names if n in problem.params
+        }
         with tapped(list(found.values())) as taps:
             loss = problem.loss(problem.outputs(few.inputs, leaves), few.targets).sum()
         for name, at in found.items():

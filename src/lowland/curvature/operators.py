@@ -89,7 +89,9 @@ class Curvature(ABC):
         return [
             part.view_as(p)
             for part, p in zip(
-                v.split([p.numel() for p in self.params.values()]), self.params.values(), strict=True
+                v.split([p.numel() for p in self.params.values()]),
+                self.params.values(),
+                strict=True,
             )
         ]
 
@@ -175,6 +177,16 @@ class Hessian(Curvature):
         return abs(float(u @ Hv - v @ Hu)) / scale if scale else 0.0
 
 
+class Remainder(Curvature):
+    """Hessian less GGN, ``1/N sum_k sum_c (dl_k/dz_c) d2z_c/dw2``."""
+
+    kind = "remainder"
+
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+        build = partial(products.Remainder, self.problem, self._leaves)
+        return build, products.Remainder.name
+
+
 class GGN(Curvature):
     """Generalised Gauss-Newton, ``1/N sum_k J_k^T (d2l_k/dz2) J_k`` (Schraudolph 2002)."""
 
@@ -183,9 +195,7 @@ class GGN(Curvature):
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
         return self._gauss_newton(products.output_hessian)
 
-    def _gauss_newton(
-        self, middle: products.Middle
-    ) -> tuple[Callable[[Batch], BatchProduct], str]:
+    def _gauss_newton(self, middle: products.Middle) -> tuple[Callable[[Batch], BatchProduct], str]:
         build = partial(products.GaussNewton, self.problem, self._leaves, middle=middle)
         return build, products.GaussNewton.name
 

@@ -49,6 +49,24 @@ class DoubleBackward:
         )
 
 
+class Remainder(DoubleBackward):
+    """Hessian less GGN: the Hessian of ``sum_k r_k . z_k`` with ``r_k = dl_k/dz_k`` held fixed.
+
+    It is what the model's own curvature adds, and small where the loss is small.
+    """
+
+    name = "double backward of the linearised loss"
+
+    def __init__(self, problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> None:
+        z = problem.outputs(batch.inputs, leaves)
+        leaf = z.detach().requires_grad_()
+        (r,) = torch.autograd.grad(problem.loss(leaf, batch.targets).sum(), leaf)
+        self.weights = list(leaves.values())
+        self.gradient = torch.autograd.grad(
+            z, self.weights, r, create_graph=True, materialize_grads=True
+        )
+
+
 class ForwardOverReverse:
     """Hessian: ``jvp(jacrev(...))``, for models that cannot be differentiated backwards twice."""
 
@@ -141,9 +159,7 @@ def output_hessian(
     def multiply(u: Tensor) -> Tensor:
         if not gradient.requires_grad:
             return torch.zeros_like(u)
-        return torch.autograd.grad(
-            gradient, leaf, u, retain_graph=True, materialize_grads=True
-        )[0]
+        return torch.autograd.grad(gradient, leaf, u, retain_graph=True, materialize_grads=True)[0]
 
     return z, multiply
 

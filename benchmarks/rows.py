@@ -1,0 +1,301 @@
+"""What is measured: each row of the table as data, with how its results are checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import peers
+import torch
+import workloads
+from peers import Contestant, Pairs
+from torch import Tensor
+from workloads import Workload
+
+import lowland as ll
+
+
+@dataclass(frozen=True)
+class Row:
+    """One piece of work, ours and the peers', and the ratio that ours is to reach.
+
+    ``error`` says how wrong a result is (ours is given for results that have no other oracle). A
+    peer whose error is above ``tolerance`` did other work and is not compared with.
+    """
+
+    name: str
+    work: str
+    workload: Callable[[], Workload]
+    ours: Contestant
+    peers: dict[str, Contestant]
+    error: Callable[[Workload, Any, Any], float]
+    error_is: str
+    tolerance: float
+    floor: float
+    # speedup: times faster than the best peer; gradients: at most so many gradients per product
+    unit: Literal["speedup", "gradients"] = "speedup"
+    against: tuple[str, ...] = ()  # the peers that count for the floor; all of them if empty
+    per: int = 1  # products in one run
+    repeats: int = 7
+    gibibytes: float | None = None  # our process may need at most so much memory
+    note: str = ""
+
+
+# Ours --------------------------------------------------------------------------------------------
+
+
+def our_layer_hessian(w: Workload) -> Callable[[], Tensor]:
+    return lambda: ll.layer_hessian(w.problem(), w.layer)
+
+
+def our_eigenpairs(k: int, tol: float) -> Contestant:
+    def prepare(w: Workload) -> Callable[[], Pairs]:
+        def run() -> Pairs:
+            p = w.problem()
+            H = ll.hessian(p) if w.layer is None else ll.layer_operator(p, w.layer)
+            found = ll.eigsh(H, k=k, tol=tol)
+            return found.values, found.vectors
+
+        return run
+
+    return prepare
+
+
+def our_products(w: Workload, V: Tensor) -> Tensor:
+    H = ll.hessian(w.problem())
+    return torch.stack([H @ v for v in V.unbind(1)], 1)
+
+
+def our_diagonal(w: Workload) -> Callable[[], dict[str, Tensor]]:
+    return lambda: ll.diagonal(w.problem())
+
+
+def our_trace(**options: Any) -> Contestant:
+    return lambda w: lambda: ll.trace(ll.hessian(w.problem()), **options).value
+
+
+def times(count: int, products: Callable[[Workload, Tensor], Tensor]) -> Contestant:
+    """``count`` products, one vector after the other as an eigensolver asks for them."""
+    return lambda w: lambda: products(w, _vectors(w, count))
+
+
+# Errors ------------------------------------------------------------------------------------------
+
+
+def dense_error(w: Workload, result: Tensor, _: Any) -> float:
+    exact = _dense_oracle(w)
+    return _relative((result - exact).abs().max(), exact.abs().max())
+
+
+def products_error(w: Workload, result: Tensor, _: Any) -> float:
+    exact = _products_oracle(w, result.shape[1])
+    return _relative((result - exact).norm(), exact.norm())
+
+
+def diagonal_error(w: Workload, result: dict[str, Tensor], _: Any) -> float:
+    found = torch.cat([result[name].flatten().double() for name in w.weights])
+    places, exact = _diagonal_oracle(w)
+    return _relative((found[places] - exact).abs().max(), exact.abs().max())
+
+
+def eigenpairs_error(w: Workload, result: Pairs, ours: Pairs) -> float:
+    """The largest residual over its eigenvalue, or half the disagreement about an eigenvalue."""
+    values, vectors = result[0].double(), result[1].float()
+    vectors = vectors / vectors.norm(dim=0)
+    residuals = (w.products(vectors) - vectors * values).norm(dim=0) / values.abs()
+    apart = (values - ours[0].double()).abs() / values.abs()
+    return max(residuals.max().item(), apart.max().item() / 2)
+
+
+def trace_error(w: Workload, result: float, _: Any) -> float:
+    exact = _trace_oracle(w)
+    return _relative(torch.tensor(result - exact).abs(), torch.tensor(exact).abs())
+
+
+def _relative(error: Tensor, scale: Tensor) -> float:
+    return (error / scale).item()
+
+
+@cache
+def _vectors(w: Workload, count: int) -> Tensor:
+    return torch.randn(w.size, count, generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def _dense_oracle(w: Workload) -> Tensor:
+    return w.double.products(torch.eye(w.size, dtype=torch.float64))
+
+
+@cache
+def _products_oracle(w: Workload, count: int) -> Tensor:
+    return w.double.products(_vectors(w, count).double())
+
+
+@cache
+def _diagonal_oracle(w: Workload) -> tuple[Tensor, Tensor]:
+    """Entries at 32 places, a few in every parameter, from products in float64."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([p.numel() for p in w.weights.values()])
+    each = -(-32 // len(sizes))
+    places = torch.cat(
+        [
+            start + torch.randint(int(size), (each,), generator=generator)
+            for start, size in zip(sizes.cumsum(0) - sizes, sizes, strict=True)
+        ]
+    )
+    units = torch.zeros(w.size, len(places), dtype=torch.float64)
+    units[places, range(len(places))] = 1
+    return places, w.double.products(units)[places, range(len(places))]
+
+
+@cache
+def _trace_oracle(w: Workload) -> float:
+    """BackPACK's Hessian diagonal in float64, which is exact for these networks."""
+    return peers.backpack_trace(chunk=50)(w.double)()
+
+
+# Rows --------------------------------------------------------------------------------------------
+
+_ERROR_OF_ESTIMATE = 4 * peers.STANDARD_ERROR  # four standard errors
+
+_TRACES: dict[str, Contestant] = {
+    "curvlinops Hutchinson": peers.curvlinops_hutchinson,
+    "curvlinops Hutch++": peers.curvlinops_hutchpp,
+    "curvlinops XTrace": peers.curvlinops_xtrace,
+    "hessian-eigenthings Hutchinson": peers.eigenthings_hutchinson,
+    "hessian-eigenthings Hutch++": peers.eigenthings_hutchpp,
+    "PyHessian Hutchinson": peers.pyhessian_trace,
+}
+
+_PRODUCTS: dict[str, Contestant] = {
+    "curvlinops": times(20, peers.curvlinops_products),
+    "hessian-eigenthings": times(20, peers.eigenthings_products),
+    "PyHessian": times(20, peers.pyhessian_products),
+}
+
+ROWS = [
+    Row(
+        name="layer",
+        work="exact 900 x 900 layer Hessian",
+        workload=workloads.small_mlp_layer,
+        ours=our_layer_hessian,
+        peers={"curvlinops `H @ I`": peers.curvlinops_dense},
+        error=dense_error,
+        error_is="largest difference from float64 autograd over the largest entry",
+        tolerance=1e-5,
+        floor=50,
+    ),
+    Row(
+        name="layer-rows",
+        work="exact 900 x 900 layer Hessian",
+        workload=workloads.small_mlp_layer,
+        ours=our_layer_hessian,
+        peers={"900 autograd rows on one kept graph": peers.autograd_rows},
+        error=dense_error,
+        error_is="largest difference from float64 autograd over the largest entry",
+        tolerance=1e-5,
+        floor=15,
+    ),
+    Row(
+        name="top10",
+        work="top 10 eigenpairs to residual 1e-3",
+        workload=workloads.resnet,
+        ours=our_eigenpairs(10, 1e-3),
+        peers={
+            "curvlinops + SciPy eigsh": peers.curvlinops_eigsh(10, 1e-3),
+            "curvlinops + SciPy eigsh, ncv 40": peers.curvlinops_eigsh(10, 1e-3, ncv=40),
+            "hessian-eigenthings Lanczos": peers.eigenthings_eigenpairs(10, 1e-3),
+            "PyHessian, 25 iterations each": peers.pyhessian_eigenpairs(10, 25),
+        },
+        error=eigenpairs_error,
+        error_is="largest residual over its eigenvalue",
+        tolerance=1e-3,
+        floor=2,
+        repeats=3,
+    ),
+    Row(
+        name="product-mlp",
+        work="one product, kept graph, amortised over 20",
+        workload=workloads.small_mlp,
+        ours=times(20, our_products),
+        peers=_PRODUCTS,
+        error=products_error,
+        error_is="difference from float64 autograd over the norm",
+        tolerance=1e-4,
+        floor=1.4,
+        unit="gradients",
+        per=20,
+    ),
+    Row(
+        name="product-resnet",
+        work="one product, kept graph, amortised over 20",
+        workload=workloads.resnet,
+        ours=times(20, our_products),
+        peers=_PRODUCTS,
+        error=products_error,
+        error_is="difference from float64 autograd over the norm",
+        tolerance=1e-4,
+        floor=2.0,
+        unit="gradients",
+        per=20,
+        repeats=3,
+    ),
+    *(
+        Row(
+            name=f"diagonal-{name}",
+            work="exact whole-network diagonal",
+            workload=workload,
+            ours=our_diagonal,
+            peers={
+                "BackPACK DiagGGNExact": peers.diag_ggn(chunk),
+                "BackPACK DiagHessian": peers.diag_hessian(chunk),
+            },
+            error=diagonal_error,
+            error_is="largest difference from float64 autograd at 32 places over the largest entry",
+            tolerance=1e-4,
+            floor=1,
+        )
+        for name, workload, chunk in (
+            ("mlp", workloads.small_mlp, 1000),
+            ("lenet", workloads.lenet, 100),
+        )
+    ),
+    Row(
+        name="trace",
+        work="whole-network trace, piecewise linear: ours exact, peers to 1 % standard error",
+        workload=workloads.small_mlp,
+        ours=our_trace(),
+        peers={**_TRACES, "BackPACK DiagHessian, summed (exact)": peers.backpack_trace(1000)},
+        against=tuple(_TRACES),
+        error=trace_error,
+        error_is="difference from the exact trace",
+        tolerance=_ERROR_OF_ESTIMATE,
+        floor=10,
+        note="BackPACK is exact as well and has no standard error, so it does not set the floor",
+    ),
+    Row(
+        name="trace-smooth",
+        work="whole-network trace to 1 % standard error, smooth network",
+        workload=workloads.smooth_mlp,
+        ours=our_trace(rtol=peers.STANDARD_ERROR),
+        peers={**_TRACES, "BackPACK DiagHessian, summed (exact)": peers.backpack_trace(50)},
+        error=trace_error,
+        error_is="difference from the exact trace",
+        tolerance=_ERROR_OF_ESTIMATE,
+        floor=2,
+        repeats=3,
+    ),
+    Row(
+        name="million",
+        work="top 50 eigenpairs to residual 1e-3 of the million-weight layer",
+        workload=workloads.million_weight_layer,
+        ours=our_eigenpairs(50, 1e-3),
+        peers={"curvlinops + SciPy eigsh": peers.curvlinops_eigsh(50, 1e-3)},
+        error=eigenpairs_error,
+        error_is="largest residual over its eigenvalue",
+        tolerance=1e-3,
+        floor=3,
+        repeats=1,
+        gibibytes=4,
+    ),
+]

@@ -1,0 +1,231 @@
+"""Products with whole-network matrices against dense oracles, in float64, for every architecture."""
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from cases import CASES, dense_hessian
+from torch import Tensor, nn
+
+import lowland as ll
+from lowland.curvature import operators
+from lowland.curvature.operators import Remainder
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+LOSSES = ["cross_entropy", "normalized_cross_entropy", "mse"]
+
+
+def jacobian(problem: Problem) -> tuple[Tensor, Tensor]:
+    """dz/dw (N, C, M) and z (N, C) by autograd, all samples at once."""
+    whole = problem.place(problem.train.take(slice(None)))
+    names = list(problem.params)
+
+    def outputs(*weights: Tensor) -> Tensor:
+        return problem.outputs(whole.inputs, dict(zip(names, weights, strict=True)))
+
+    with problem.measuring():
+        parts = torch.autograd.functional.jacobian(outputs, tuple(problem.params.values()))
+        z = outputs(*problem.params.values())
+    return torch.cat([p.flatten(2) for p in parts], 2), z
+
+
+def output_hessian(problem: Problem, z: Tensor) -> Tensor:
+    rows = [
+        torch.autograd.functional.hessian(lambda t, y=y: problem.loss(t[None], y[None]).sum(), row)
+        for row, y in zip(z, problem.train.targets, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", CASES)
+def test_hessian_ggn_and_remainder_equal_dense_oracles(name, loss):
+    problem = CASES[name].problem(loss=loss)
+    H = dense_hessian(problem)
+    torch.testing.assert_close(ll.hessian(problem).dense(), H)
+    J, z = jacobian(problem)
+    G = torch.einsum("ncm,ncd,ndk->mk", J, output_hessian(problem, z), J) / len(z)
+    torch.testing.assert_close(ll.ggn(problem).dense(), G)
+    torch.testing.assert_close(Remainder(problem).dense(), H - G)
+
+
+@pytest.mark.parametrize("name", ["mlp-relu", "resnet", "transformer", "tied"])
+def test_empirical_fisher_is_the_mean_outer_product_of_gradients(name):
+    problem = CASES[name].problem()
+    rows = []
+    for batch in problem.data("train").chunks(1):
+        leaves = {k: p.clone().requires_grad_() for k, p in problem.params.items()}
+        with problem.measuring():
+            loss = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets).sum()
+            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    g = torch.stack(rows)
+    torch.testing.assert_close(ll.fisher(problem).dense(), g.T @ g / len(g))
+
+
+def test_true_fisher_is_the_expectation_over_the_models_own_labels():
+    for loss in ("cross_entropy", "normalized_cross_entropy"):
+        problem = CASES["mlp-tanh"].problem(loss=loss)
+        J, z = jacobian(problem)
+        F = torch.zeros(J.shape[2], J.shape[2], dtype=torch.float64)
+        for k in range(len(z)):
+            for label in range(3):
+                leaf = z[k : k + 1].detach().requires_grad_()
+                value = problem.loss(leaf, torch.tensor([label])).sum()
+                (g,) = torch.autograd.grad(value, leaf)
+                gradient = J[k].T @ g[0]
+                F += torch.exp(-value.detach()) * gradient.outer(gradient) / len(z)
+        torch.testing.assert_close(ll.fisher(problem, labels="model").dense(), F)
+    # for cross-entropy it is the GGN; the normalised loss is not convex in z, so there it is not
+    problem = CASES["mlp-tanh"].problem()
+    torch.testing.assert_close(ll.fisher(problem, labels="model").dense(), ll.ggn(problem).dense())
+
+
+def test_a_selection_of_parameters_is_a_block_of_the_whole():
+    problem = CASES["lenet"].problem()
+    whole = ll.hessian(problem)
+    H = whole.dense()
+    for chosen in ("3.weight", ["0.*", "8.bias"], "*.bias"):
+        part = ll.hessian(problem, chosen)
+        at = torch.cat([torch.arange(len(H))[whole.slices[name]] for name in part.params])
+        torch.testing.assert_close(part.dense(), H[at][:, at])
+
+
+@pytest.mark.parametrize("kind", [ll.hessian, ll.ggn, ll.fisher])
+def test_graphs_that_do_not_fit_are_made_again_and_give_the_same(kind):
+    kept = kind(CASES["mlp-gelu"].problem())
+    again = kind(CASES["mlp-gelu"].problem(memory=1500))
+    assert kept.kept
+    assert not again.kept
+    V = torch.randn(kept.size, 3, dtype=torch.float64)
+    torch.testing.assert_close(kept @ V, again @ V)
+    torch.testing.assert_close((kept @ V)[:, 1], kept @ V[:, 1])
+
+
+def test_a_budget_too_small_for_one_sample_is_said():
+    with pytest.raises(InputError, match=r"one sample needs .* MiB, but the memory budget"):
+        ll.hessian(CASES["mlp-gelu"].problem(memory=10))
+    with pytest.raises(InputError, match=r"dense matrix of 60 parameters takes"):
+        ll.hessian(CASES["mlp-gelu"].problem(memory=20_000)).dense()
+
+
+@pytest.mark.parametrize("way", operators.Hessian._WAYS)
+def test_every_way_of_differentiating_gives_the_same_product(way, monkeypatch):
+    problem = CASES["resnet"].problem()
+    v = torch.randn(247, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = dense_hessian(problem) @ v
+    monkeypatch.setattr(operators.Hessian, "_WAYS", (way,))
+    H = ll.hessian(problem)
+    assert H.strategy == way.name
+    close = 1e-5 if "finite" in way.name else 1e-12
+    assert (H @ v - expected).norm() <= close * expected.norm()
+
+
+class Once(torch.autograd.Function):
+    """tanh that can be differentiated once only, and not in forward mode."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x.tanh())
+        return x.tanh()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        (t,) = ctx.saved_tensors
+        return g * (1 - t * t)
+
+
+class OnceNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.b(Once.apply(self.a(x)))
+
+
+def test_the_last_resort_is_chosen_when_nothing_else_works_and_it_says_so():
+    torch.manual_seed(0)
+    model = OnceNet().double()
+    smooth = nn.Sequential(model.a, nn.Tanh(), model.b)
+    X, y = torch.randn(6, 4).double(), torch.arange(6) % 3
+    H = ll.hessian(Problem(model, train=(X, y)))
+    assert H.strategy == "finite differences of gradients"
+    assert "finite differences" in repr(H)
+    expected = dense_hessian(Problem(smooth, train=(X, y)))
+    assert (H.dense() - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_shares_add_up_to_the_quadratic_form_and_the_norm():
+    problem = CASES["lenet"].problem()
+    H = ll.hessian(problem)
+    v = torch.randn(H.size, dtype=torch.float64)
+    Hv = H @ v
+    shares = H.shares(v, Hv)
+    assert list(shares) == list(problem.params)
+    assert sum(s["quadratic"] for s in shares.values()) == pytest.approx(float(v @ Hv))
+    assert sum(s["norm"] ** 2 for s in shares.values()) == pytest.approx(float(Hv @ Hv))
+
+
+def test_scipy_solves_with_the_same_operator():
+    H = ll.hessian(CASES["mlp-tanh"].problem())
+    values = scipy.sparse.linalg.eigsh(H.to_scipy(), k=4, return_eigenvectors=False)
+    expected = np.linalg.eigvalsh(H.dense().numpy())
+    np.testing.assert_allclose(
+        np.sort(values), np.sort(expected[np.argsort(-np.abs(expected))[:4]])
+    )
+
+
+def test_float32_products_are_right_to_float32_accuracy():
+    case = CASES["transformer"]
+    problem = case.problem()
+    expected = dense_hessian(problem)
+    whole = problem.train.take(slice(None))
+    single = Problem(problem.model, train=(whole.inputs, whole.targets), dtype=torch.float32)
+    got = ll.hessian(single).dense().double()
+    assert (got - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_frozen_and_unused_parameters():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Net().double()
+    model.used.weight.requires_grad_(
+        False
+    )  # frozen for training: its curvature is there all the same
+    problem = Problem(model, train=(torch.randn(6, 4).double(), torch.arange(6) % 3))
+    H = ll.hessian(problem)
+    dense = H.dense()
+    torch.testing.assert_close(dense, dense_hessian(problem))
+    assert dense[H.slices["used.weight"], H.slices["used.weight"]].abs().max() > 0
+    assert not dense[H.slices["unused.weight"]].any()
+    with pytest.raises(InputError, match="does not depend on them"):
+        ll.hessian(problem, "unused.*")
+
+
+def test_what_cannot_be_multiplied_or_differentiated_is_said():
+    problem = CASES["mlp-relu"].problem()
+    with pytest.raises(InputError, match=r"needs a vector \(60,\).*got \(59,\)"):
+        ll.hessian(problem) @ torch.ones(59)
+    with pytest.raises(InputError, match="no parameter matches '7.weight'"):
+        ll.hessian(problem, "7.weight")
+    X, y = problem.train.take(slice(None)).inputs, problem.train.targets
+    wrong = Problem(problem.model, lambda z, y: (z.argmax(1) != y).double(), (X, y))
+    with pytest.raises(InputError, match="has no gradient"):
+        ll.hessian(wrong)
+    steep = Problem(problem.model, lambda z, y: z.sub(z.detach()).abs().pow(1.5).sum(1), (X, y))
+    with pytest.raises(InputError, match="NaN or infinite"):
+        ll.hessian(steep)
+    with pytest.raises(InputError, match="labels must be 'data' or 'model'"):
+        ll.fisher(problem, labels="both")
+    custom = Problem(problem.model, lambda z, y: z.square().sum(1), (X, y))
+    with pytest.raises(InputError, match="how the model draws targets"):
+        ll.fisher(custom, labels="model")
