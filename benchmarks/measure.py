@@ -45,9 +45,11 @@ def once(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - began
 
 
-def interleaved(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
-    """Each work in turn, ``repeats`` times over, after one round that does not count."""
-    inner = {name: math.ceil(SAMPLE_SECONDS / once(work)[1]) for name, work in works.items()}
+def interleaved(
+    works: dict[str, Callable[[], Any]], warm: dict[str, float], repeats: int
+) -> dict[str, Timing]:
+    """Each work in turn, ``repeats`` times over; ``warm`` has the seconds of an earlier run."""
+    inner = {name: math.ceil(SAMPLE_SECONDS / warm[name]) for name in works}
     samples: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats):
         for name, work in works.items():
@@ -61,8 +63,8 @@ def interleaved(works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, 
 def peak_memory(row: str, contestant: str) -> float:
     """GiB that a process of its own needed at most, with Python, torch, the model and the data."""
     code = (
-        "import resource, run; "
-        f"run.work_of({row!r}, {contestant!r})(); "
+        "import resource, contest; "
+        f"contest.work_of({row!r}, {contestant!r})(); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     folder = Path(__file__).parent

@@ -72,25 +72,40 @@ def autograd_rows(w: Workload) -> Callable[[], Tensor]:
     return lambda: w.products(torch.eye(w.size))
 
 
-def curvlinops_products(w: Workload, V: Tensor) -> Tensor:
-    H = curvlinops(w)
-    return torch.stack([H @ v for v in V.unbind(1)], 1)
+@cache
+def vectors(w: Workload, count: int) -> Tensor:
+    return torch.randn(w.size, count, generator=torch.Generator().manual_seed(0))
 
 
-def eigenthings_products(w: Workload, V: Tensor) -> Tensor:
-    H = eigenthings(w)
-    return torch.stack([H.matvec(v) for v in V.unbind(1)], 1)
+def one_by_one(product: Callable[[Tensor], Tensor], w: Workload, count: int) -> Tensor:
+    """Products with one vector after the other, as an eigensolver asks for them."""
+    return torch.stack([product(v) for v in vectors(w, count).unbind(1)], 1)
 
 
-def pyhessian_products(w: Workload, V: Tensor) -> Tensor:
-    H = pyhessian(w)
-    sizes = [p.numel() for p in H.params]
-    columns = []
-    for v in V.unbind(1):
-        parts = [part.view_as(p) for part, p in zip(v.split(sizes), H.params, strict=True)]
-        product = hessian_vector_product(H.gradsH, H.params, parts)
-        columns.append(torch.cat([p.flatten() for p in product]))
-    return torch.stack(columns, 1)
+def curvlinops_products(count: int) -> Contestant:
+    return lambda w: lambda: one_by_one(curvlinops(w).__matmul__, w, count)
+
+
+def eigenthings_products(count: int) -> Contestant:
+    return lambda w: lambda: one_by_one(eigenthings(w).matvec, w, count)
+
+
+def pyhessian_products(count: int) -> Contestant:
+    def prepare(w: Workload) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            H = pyhessian(w)
+            sizes = [p.numel() for p in H.params]
+
+            def product(v: Tensor) -> Tensor:
+                parts = [part.view_as(p) for part, p in zip(v.split(sizes), H.params, strict=True)]
+                rows = hessian_vector_product(H.gradsH, H.params, parts)
+                return torch.cat([row.flatten() for row in rows])
+
+            return one_by_one(product, w, count)
+
+        return run
+
+    return prepare
 
 
 # Eigenpairs --------------------------------------------------------------------------------------

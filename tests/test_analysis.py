@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 import torch
-from cases import CASES
 from safetensors.torch import load_file
-from test_duality import make_problem
 
 import lowland as ll
+from cases import CASES
 from lowland.errors import InputError
 from lowland.problem import Problem
+from test_duality import make_problem
 
 
 def test_an_analysis_holds_what_the_rooms_compute():

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
-from cases import CASES
 
 import lowland as ll
+from cases import CASES
 from lowland.problem import Problem
 
 

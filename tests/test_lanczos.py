@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from cases import CASES, dense_hessian
 
 import lowland as ll
+from cases import CASES, dense_hessian
 from lowland.curvature.lanczos import Dense
 from lowland.errors import InputError
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, dense_hessian
 from torch import nn
 
 import lowland as ll
+from cases import CASES, dense_hessian
 from lowland.curvature.factors import factors
 from lowland.curvature.layers import layers
 from lowland.curvature.structure import piecewise_linear
@@ -131,7 +131,9 @@ def test_a_float32_model_gives_the_float64_block_to_float32_accuracy():
 
 def test_layers_that_cannot_be_used_are_named():
     problem = CASES["mlp-relu"].problem()
-    with pytest.raises(InputError, match="layer '1' is ReLU and has no weight; layers with one: '0', '2', '4'"):
+    with pytest.raises(
+        InputError, match="layer '1' is ReLU and has no weight; layers with one: '0', '2', '4'"
+    ):
         ll.layer_hessian(problem, "1")
     with pytest.raises(InputError, match="there is no layer 'x'.*'0', '2', '4'"):
         ll.layer_hessian(problem, "x")

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from cases import CASES, dense_hessian
 from torch import nn
 
 import lowland as ll
+from cases import CASES, dense_hessian
 from lowland.errors import InputError
 from lowland.measures import registered
 from lowland.problem import Problem

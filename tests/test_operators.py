@@ -1,13 +1,13 @@
-"""Products with whole-network matrices against dense oracles, in float64, for every architecture."""
+"""Products with whole-network matrices against dense oracles in float64, on every architecture."""
 
 import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from cases import CASES, dense_hessian
 from torch import Tensor, nn
 
 import lowland as ll
+from cases import CASES, dense_hessian
 from lowland.curvature import operators
 from lowland.curvature.operators import Remainder
 from lowland.errors import InputError

@@ -3,10 +3,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from cases import CASES
 from torch import nn
 
 import lowland as ll
+from cases import CASES
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -201,3 +201,42 @@ def test_infinite_losses_are_reported():
 def test_missing_test_data_is_said():
     with pytest.raises(InputError, match=r"pass test=\(inputs, targets\)"):
         Problem(nn.Linear(4, 3), train=(X, Y)).losses("test")
+
+
+def test_half_precision_models_are_measured_in_float32():
+    model = nn.Linear(4, 3).to(torch.bfloat16)
+    problem = Problem(model, train=(X, Y))
+    assert problem.dtype == torch.float32
+    assert model.weight.dtype == torch.bfloat16
+    assert ll.eigsh(ll.hessian(problem), 1).converged
+
+
+class Mixing(nn.Module):
+    """Normalises by the batch, also in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+def damaged() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    model[1].running_var[0] = float("inf")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.LazyLinear(3), "'weight' has no values yet"),
+        (nn.Linear(4, 3, device="meta"), "'weight' has no values yet"),
+        (damaged(), "buffer '1.running_var' holds 1 NaN or infinite"),
+        (Mixing(), "other samples of its batch"),
+    ],
+)
+def test_models_without_a_loss_of_their_own_are_refused(model, words):
+    with pytest.raises(InputError, match=words):
+        Problem(model, train=(X, Y))

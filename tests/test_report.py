@@ -307,7 +307,7 @@ def almost_equal_losses(results: dict[str, Any]) -> None:
         (with_a_rough_dual, "too rough in layer '2' (relative error: 80 %)"),
         (with_a_path_around_the_layer, "(relative error: 40 %)"),
         (from_python, "duality was not available"),
-        (with_a_gap_within_its_error, "There is no gap to explain"),
+        (with_a_gap_within_its_error, "shows no gap beyond chance"),
         (with_an_undefined_part, "is not defined"),
         (with_no_paired_gap, "the gap vanishes"),
         (with_another_paired_gap, "of the gap between paired samples ("),

@@ -19,6 +19,8 @@ from lowland.distributed import total_count
 from lowland.errors import InputError
 from lowland.losses import LossLike, resolve
 
+_HALF = (torch.float16, torch.bfloat16)
+
 
 class Problem:
     """A model at the point of weight space where it is, with its loss and data.
@@ -36,6 +38,7 @@ class Problem:
         memory: the bytes that curvature may keep in graphs and factors; what does not fit is
             computed in smaller chunks, or again for each product.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
+            Half-precision models are measured in float32: second derivatives need its digits.
 
     >>> model = nn.Linear(2, 3)
     >>> problem = Problem(model, train=(torch.randn(8, 2), torch.arange(8) % 3))
@@ -66,6 +69,9 @@ class Problem:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
         self.memory = memory
         model = unwrap(model)
+        _check_tensors(model)
+        if dtype is None and any(p.dtype in _HALF for p in model.parameters()):
+            dtype = torch.float32
         self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
         self.loss = resolve(loss)
         self.params: dict[str, Tensor] = {
@@ -73,12 +79,6 @@ class Problem:
         }
         if not self.params:
             raise InputError("the model has no parameters, so there is no weight space to measure")
-        for name, p in self.params.items():
-            if not p.isfinite().all():
-                raise InputError(
-                    f"parameter {name!r} holds {int((~p.isfinite()).sum())} NaN or infinite "
-                    "value(s); the training diverged, or the checkpoint is damaged"
-                )
         with _random_state_kept():  # shuffling loaders draw from the global generators
             self.train = Batches(train, "train", batch_size)
             self._test = Batches(test, "test", batch_size) if test is not None else None
@@ -235,8 +235,7 @@ class Problem:
                     "the model returns other outputs for the same inputs, even in eval mode; "
                     "switch off its randomness (functional dropout without training=self.training?)"
                 )
-            alone = self.outputs(few.map(lambda t: t[:1]).inputs)
-            if not torch.allclose(out[:1], alone, rtol=1e-2, atol=1e-3 * float(out.abs().max())):
+            if not self._is_alone_as_in_a_batch(few, out):
                 raise InputError(
                     "a sample's outputs depend on the other samples of its batch (BatchNorm "
                     "without running statistics?), so no sample has a loss of its own"
@@ -245,6 +244,30 @@ class Problem:
             for data in [self.train, *([self._test] if self._test else [])]:
                 _check_labels(data, out.shape[1])
         self.loss(out, few.targets)
+
+
+    def _is_alone_as_in_a_batch(self, few: Batch, out: Tensor) -> bool:
+        try:
+            alone = self.outputs(few.map(lambda t: t[:1]).inputs)
+        except ValueError:  # torch's BatchNorm refuses to normalise a single sample by itself
+            return False
+        return torch.allclose(out[:1], alone, rtol=1e-2, atol=1e-3 * float(out.abs().max()))
+
+
+def _check_tensors(model: nn.Module) -> None:
+    """Every parameter and buffer must hold finite numbers."""
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, t in named:
+            if nn.parameter.is_lazy(t) or t.is_meta:
+                raise InputError(
+                    f"{kind} {name!r} has no values yet (a lazy layer, or the meta device); run "
+                    "the model once, or load its weights"
+                )
+            if t.is_floating_point() and not t.isfinite().all():
+                raise InputError(
+                    f"{kind} {name!r} holds {int((~t.isfinite()).sum())} NaN or infinite "
+                    "value(s); the training diverged, or the checkpoint is damaged"
+                )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -69,7 +69,8 @@ class LayerBlock:
 
     def diagonal(self) -> Tensor:
         """The exact diagonal, (size,), in float64."""
-        return total(sum(p.double().diagonal_sum() for p in self._parts)) / self._count
+        sums = torch.stack([p.double().diagonal_sum() for p in self._parts]).sum(0)
+        return total(sums) / self._count
 
     def trace(self) -> float:
         """The exact trace."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.factors import Kind, factors
-from lowland.curvature.layers import layer, layers
+from lowland.curvature.layers import Layer, layer, layers
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem
@@ -32,30 +32,34 @@ def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor
             f"layer {name!r} has {M:,} weights, so its dense block would take "
             f"{8 * M * M / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
         )
-    block = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
-    for found in factors(problem, [chosen], kind):
-        block += found[name].double().dense_sum()
-    return total(block) / problem.count()
+    with problem.measuring():
+        block = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
+        for found in factors(problem, [chosen], kind):
+            block += found[name].double().dense_sum()
+        return total(block) / problem.count()
 
 
-def exact_diagonal(problem: Problem, kind: Kind = "hessian") -> dict[str, Tensor]:
-    """The diagonal of the parameters of every layer that can be seen through, in float64.
-
-    A parameter that is missing here belongs to a layer of another kind, or enters twice.
-    """
-    chosen = list(layers(problem).values())
+def exact_diagonal(
+    problem: Problem, chosen: list[Layer], kind: Kind = "hessian"
+) -> dict[str, Tensor]:
+    """The diagonals of the chosen layers' weights and biases by parameter name, in float64."""
     sums: dict[str, Tensor] = {}
-    for found in factors(problem, chosen, kind):
-        for part in map(lambda f: f.double(), found.values()):
-            at = part.layer
-            rows = {at.weight_name: part.diagonal_sum()}
-            if at.bias_name is not None:
-                rows[at.bias_name] = part.bias_diagonal_sum()
-            for name, value in rows.items():
-                sums[name] = sums[name] + value if name in sums else value
-    count = problem.count()
-    return {
-        name: (total(sums[name]) / count).view_as(p)
-        for name, p in problem.params.items()
-        if name in sums
-    }
+    with problem.measuring():
+        for found in factors(problem, chosen, kind):
+            for at, part in ((f.layer, f.double()) for f in found.values()):
+                rows = {at.weight_name: part.diagonal_sum()}
+                if at.bias_name is not None:
+                    rows[at.bias_name] = part.bias_diagonal_sum()
+                for name, value in rows.items():
+                    sums[name] = sums[name] + value if name in sums else value
+        count = problem.count()
+        return {
+            name: (total(sums[name]) / count).view_as(p)
+            for name, p in problem.params.items()
+            if name in sums
+        }
+
+
+def diagonal(problem: Problem, kind: Kind = "hessian") -> dict[str, Tensor]:
+    """The exact diagonal of every parameter of a layer that can be seen through, in float64."""
+    return exact_diagonal(problem, list(layers(problem).values()), kind)

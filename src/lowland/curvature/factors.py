@@ -6,8 +6,8 @@ of the model's outputs z and ``A_k = d2l_k/dz2``, the layer's block of the Hessi
     H = 1/N sum_k B_k^T A_k B_k,    row c of B_k: the gradient of z_c with respect to the weight
 
 if all that follows the layer is piecewise linear: C backward passes give every ``J_k``. The same
-sum is the generalised Gauss-Newton (GGN) block of any network. Otherwise ``J_k`` is the identity and
-``A_k = d2l_k/da2`` is differentiated twice with respect to a, one pass for each of its rows.
+sum is the generalised Gauss-Newton (GGN) block of any network. Otherwise ``J_k`` is the identity
+and ``A_k = d2l_k/da2`` is differentiated twice with respect to a, a pass for each of its rows.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature.memory import samples_within
 from lowland.curvature.layers import Layer, MatrixLayer, Tap, tapped
+from lowland.curvature.memory import samples_within
 from lowland.curvature.structure import piecewise_linear
 from lowland.problem import Problem
 
@@ -97,6 +97,18 @@ def factors(
         size = samples_within(problem, _bytes(z, list(taps.values()), kind))
         for batch in problem.batches(split, min(size, problem.data(split).batch_size)):
             yield _of_batch(problem, batch, chosen, kind)
+
+
+def passes(problem: Problem, chosen: list[Layer]) -> dict[str, int]:
+    """How many double backward passes each layer's exact Hessian block takes.
+
+    0 where all that follows the layer is piecewise linear: its block is its GGN block.
+    """
+    with problem.measuring():
+        one = next(problem.batches("train")).map(lambda t: t[:1])
+        with tapped(chosen) as taps:
+            z = problem.outputs(one.inputs)
+        return {name: 0 if piecewise_linear(z, t.a) else t.a.numel() for name, t in taps.items()}
 
 
 def _bytes(z: Tensor, taps: list[Tap], kind: Kind) -> int:

@@ -1,7 +1,7 @@
 """Layers whose parameters enter linearly: what exact curvature and the duality can see through.
 
-A dense layer or convolution computes ``a_t = W x_t`` at each of T positions of a sample (T = 1 for a
-plain dense layer, the tokens of a sequence, the patches that a convolution unfolds); an affine
+A dense layer or convolution computes ``a_t = W x_t`` at each of T positions of a sample (T = 1 for
+a plain dense layer, the tokens of a sequence, the patches that a convolution unfolds); an affine
 normalisation computes ``a_t = w * x_t``. The gradient of anything with respect to such a parameter
 follows from x and the gradient with respect to a, for each sample on its own.
 """

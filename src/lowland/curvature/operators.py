@@ -22,8 +22,8 @@ from lowland.problem import Problem
 class Curvature(ABC):
     """A symmetric matrix over the chosen parameters, each flattened, in the model's order.
 
-    ``A @ v`` and ``A @ V`` multiply by a vector (size,) or by columns (size, k). Autograd graphs are
-    kept between products while they fit the problem's memory budget; if parameters change in
+    ``A @ v`` and ``A @ V`` multiply by a vector (size,) or by columns (size, k). Graphs of autograd
+    are kept between products while they fit the problem's memory budget; if parameters change in
     between, make a new operator. ``slices`` tells where each parameter lies in a vector.
     """
 

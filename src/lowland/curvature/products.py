@@ -21,7 +21,8 @@ Direction = Sequence[Tensor]
 class BatchProduct(Protocol):
     """A direction to the matrix times it, summed over one batch."""
 
-    def __call__(self, v: Direction) -> Direction: ...
+    def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
 
 
 class DoubleBackward:
@@ -40,6 +41,7 @@ class DoubleBackward:
         )
 
     def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
         reached = [(g, d) for g, d in zip(self.gradient, v, strict=True) if g.requires_grad]
         if not reached:  # the loss is linear in these parameters
             return [torch.zeros_like(w) for w in self.weights]
@@ -82,6 +84,7 @@ class ForwardOverReverse:
         self.gradient = torch.func.jacrev(loss, argnums=tuple(range(len(self.weights))))
 
     def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
         return torch.func.jvp(self.gradient, tuple(self.weights), tuple(v))[1]
 
 
@@ -94,6 +97,7 @@ class FiniteDifference:
         self.problem, self.leaves, self.batch = problem, leaves, batch
 
     def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
         norm = torch.stack([d.norm() for d in v]).norm()
         if norm == 0:
             return [torch.zeros_like(d) for d in v]
@@ -119,8 +123,8 @@ Middle = Callable[[Problem, Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Te
 class GaussNewton:
     """``J^T A J`` with the Jacobian J of some outputs and a small matrix A for each sample.
 
-    ``J v`` needs no forward mode: ``J^T u`` is linear in u, so its derivative by u in direction v is
-    ``J v`` (Pearlmutter; Townsend's trick). Both graphs are kept for further products.
+    ``J v`` needs no forward mode: ``J^T u`` is linear in u, so backward through it by u gives
+    ``J v``. Both graphs are kept for further products.
     """
 
     name = "two backward passes"
@@ -139,6 +143,7 @@ class GaussNewton:
         )
 
     def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
         reached = [(b, d) for b, d in zip(self.back, v, strict=True) if b.requires_grad]
         backs, directions = zip(*reached, strict=True)
         (Jv,) = torch.autograd.grad(backs, self.dummy, directions, retain_graph=True)

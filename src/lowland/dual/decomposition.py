@@ -84,7 +84,7 @@ class Decomposition:
         }
 
 
-def duality(problem: Problem, name: str, *, n_sharp: int = N_SHARP) -> Decomposition:
+def duality(problem: Problem, name: str, *, n_sharp: int | None = None) -> Decomposition:
     """Decompose the generalisation gap over the Hessian eigen-directions of one dense layer.
 
     Needs class labels, test data, and a layer small enough for its dense Hessian block.
@@ -97,6 +97,7 @@ def duality(problem: Problem, name: str, *, n_sharp: int = N_SHARP) -> Decomposi
             f"layer {name!r} is {type(at.module).__name__}; the duality is computed for dense "
             "layers (torch.nn.Linear)"
         )
+    n_sharp = min(N_SHARP, M) if n_sharp is None else n_sharp
     if not 1 <= n_sharp <= M:
         raise InputError(f"n_sharp must be between 1 and the layer's {M} weights; got {n_sharp}")
 

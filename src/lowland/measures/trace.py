@@ -1,6 +1,7 @@
 """Trace of the whole network's Hessian."""
 
-from lowland.curvature import diagonal
+from lowland.curvature.exact import exact_diagonal
+from lowland.curvature.layers import layers
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
@@ -16,10 +17,10 @@ from lowland.problem import Problem
 )
 def trace(problem: Problem) -> Value:
     """The sum of the layers' exact block traces."""
-    parts = diagonal(problem)
+    parts = exact_diagonal(problem, list(layers(problem).values()))
     missing = [name for name in problem.params if name not in parts]
     if missing:
         raise InputError(
-            f"parameter(s) {', '.join(missing)} belong to no dense or convolutional layer"
+            f"parameter(s) {', '.join(missing)} belong to no layer whose structure is known"
         )
     return Value(sum(float(d.sum()) for d in parts.values()), "exact, by layer structure")

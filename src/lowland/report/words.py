@@ -47,6 +47,13 @@ def _what(results: dict[str, Any]) -> str:
             f"{minimum} does about as well on unseen data as on its training data: "
             f"the losses differ by {number(abs(gap), 3)} ({evidence})."
         )
+    noise = _noise(results)
+    if noise is not None:
+        return (
+            f"{minimum} shows no gap beyond chance: the losses on unseen and on training data "
+            f"differ by {number(abs(gap), 3)}, within the error of {number(noise, 3)} that "
+            f"this test set leaves ({evidence})."
+        )
     if gap < 0:
         return (
             f"{minimum} does no worse on unseen data than on its training data: "
@@ -63,6 +70,8 @@ def _why(results: dict[str, Any]) -> str:
     gap, duality = results["outcome"]["gap"], results["duality"]
     if not _finite(gap):
         return "Without a gap there is nothing to explain, and no remedy is suggested."
+    if _noise(results) is not None and not _negligible(results):
+        return "More test samples would tell, so these numbers suggest no remedy yet."
     if gap < 0 or _negligible(results):
         return (
             "There is no gap to explain, so these numbers suggest neither a flatter "
@@ -161,17 +170,23 @@ def _evidence(outcome: dict[str, Any]) -> str:
 
 
 def _negligible(results: dict[str, Any]) -> bool:
-    """Tell a gap that matters from one that is small, or lost in the noise of the samples."""
+    """Tell a gap that matters from one that is small."""
     outcome = results["outcome"]
     gap = abs(outcome["gap"])
-    errors = [m.get("stderr") for m in results["measures"] if m["name"] == "gap"]
-    if any(_finite(error) and gap <= 2 * error for error in errors):
-        return True
     losses = (outcome["test_loss"], outcome["train_loss"])
     scale = max((abs(loss) for loss in losses if _finite(loss)), default=0.0)
     if results["subject"]["loss"] == "cross_entropy" and gap < NEGLIGIBLE_NATS:
         return True
     return bool(gap <= NEGLIGIBLE_SHARE * scale)
+
+
+def _noise(results: dict[str, Any]) -> float | None:
+    """Twice the standard error of the gap, if the gap is lost in it."""
+    for measure in results["measures"]:
+        if measure["name"] == "gap" and _finite(measure["stderr"]):
+            noise = 2 * measure["stderr"]
+            return noise if abs(results["outcome"]["gap"]) <= noise else None
+    return None
 
 
 def _finite(value: float | None) -> bool:

@@ -1,0 +1,134 @@
+"""One row: check every contestant's result, then time those that did the work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from measure import Timing, interleaved, once, peak_memory
+from rows import ROWS, Row
+
+torch.set_num_threads(2)
+
+OURS, GRADIENT, FORWARD = "Lowland", "one gradient", "one forward pass"
+# A peer is run once only if that took so many seconds, or so many times longer than the best one.
+LONG_SECONDS, FAR_BEHIND = 120, 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one contestant did: a time and an error, or why there is none."""
+
+    name: str
+    timing: Timing | None = None
+    error: float | None = None
+    failure: str = ""  # it could not run, or its result is not good enough
+
+
+@dataclass(frozen=True)
+class Outcome:
+    row: Row
+    workload: str
+    ours: Entry
+    peers: list[Entry]
+    gradient: Timing
+    forward: Timing
+    gibibytes: float | None
+
+    @property
+    def best(self) -> Entry | None:
+        """The fastest peer that did the work."""
+        counts = self.row.against or tuple(self.row.peers)
+        able = [e for e in self.peers if e.timing and not e.failure and e.name in counts]
+        return min(able, key=lambda e: e.timing.median, default=None)  # type: ignore[union-attr]
+
+    @property
+    def value(self) -> float | None:
+        """What is held against the floor: times faster than the best, or gradients per product."""
+        if self.ours.timing is None or self.ours.failure:
+            return None
+        if self.row.unit == "gradients":
+            return self.in_gradients(self.ours)
+        return self.over(self.best) if self.best else None
+
+    def over(self, peer: Entry) -> float:
+        assert peer.timing
+        assert self.ours.timing
+        return peer.timing.median / self.ours.timing.median
+
+    def in_gradients(self, entry: Entry) -> float:
+        assert entry.timing
+        return entry.timing.median / self.row.per / self.gradient.median
+
+    @property
+    def reached(self) -> bool:
+        if self.value is None:
+            return False
+        if self.row.unit == "gradients":
+            return self.value <= self.row.floor
+        fits = self.gibibytes is None or self.gibibytes <= (self.row.gibibytes or 0)
+        return self.value >= self.row.floor and fits
+
+
+def work_of(row: str, contestant: str) -> Callable[[], Any]:
+    """The timed function of one contestant, for a process of its own."""
+    (chosen,) = (r for r in ROWS if r.name == row)
+    prepare = chosen.ours if contestant == OURS else chosen.peers[contestant]
+    return prepare(chosen.workload())
+
+
+def hold(row: Row, say: Callable[[str], None], *, check_only: bool = False) -> Outcome:
+    """Check, then time, one row."""
+    w = row.workload()
+    works, warm, entries = {}, {}, {}
+    ours: Any = None
+    for name, prepare in {OURS: row.ours, **row.peers}.items():
+        try:
+            works[name] = prepare(w)
+            result, warm[name] = once(works[name])
+            ours = result if name == OURS else ours
+            error = row.error(w, result, ours)
+        except Exception as problem:  # a contestant that cannot do it is a result, not an accident
+            entries[name] = Entry(name, failure=f"{type(problem).__name__}: {problem}")
+        else:
+            wrong = f"error {error:.1e} is above {row.tolerance:g}"
+            first = Timing((warm[name],))
+            entries[name] = Entry(name, first, error, "" if error <= row.tolerance else wrong)
+        say(f"  {name}: {_checked(entries[name])}")
+
+    units: dict[str, Callable[[], Any]] = {GRADIENT: w.gradient, FORWARD: w.forward}
+    for name, unit in units.items():
+        unit()
+        warm[name] = once(unit)[1]
+    again = [OURS, *_worth_repeating(entries)] if entries[OURS].timing else []
+    if check_only:
+        timings = {name: Timing((warm[name],)) for name in units}
+    else:
+        chosen = {name: works[name] for name in again} | units
+        timings = interleaved(chosen, warm, row.repeats)
+    for name in again:
+        if name in timings:
+            entries[name] = replace(entries[name], timing=timings[name])
+    memory = row.gibibytes and not check_only and entries[OURS].timing
+    return Outcome(
+        row=row,
+        workload=w.name,
+        ours=entries.pop(OURS),
+        peers=list(entries.values()),
+        gradient=timings[GRADIENT],
+        forward=timings[FORWARD],
+        gibibytes=peak_memory(row.name, OURS) if memory else None,
+    )
+
+
+def _worth_repeating(entries: dict[str, Entry]) -> list[str]:
+    able = {e.name: e.timing.median for e in entries.values() if e.timing and not e.failure}
+    able.pop(OURS, None)
+    limit = min(LONG_SECONDS, FAR_BEHIND * min(able.values(), default=0))
+    return [name for name, seconds in able.items() if seconds <= limit]
+
+
+def _checked(entry: Entry) -> str:
+    if entry.failure:
+        return entry.failure
+    return f"error {entry.error:.1e}, first run {entry.timing}"
