@@ -32,9 +32,25 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
 
+# Peers live in an environment of their own: they must not move what the tests are run with.
+BENCH := .bench-venv
+
+.PHONY: bench
+bench: $(BENCH)/.peers
+	$(BENCH)/bin/python benchmarks/run.py $(ROWS)
+
+.PHONY: peers
+peers: $(BENCH)/.peers
+	$(BENCH)/bin/python -m pytest tests/test_peers.py
+
+$(BENCH)/.peers: constraints.txt pyproject.toml benchmarks/requirements.txt
+	@$(MAKE) VENV=$(BENCH) $(BENCH)/.test
+	@$(BENCH)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt --no-deps -r benchmarks/requirements.txt
+	@touch $@
+
 .PHONY: clean
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/generated lowland-report src/*.egg-info
+	rm -rf $(VENV) $(BENCH) build dist docs/_build docs/generated lowland-report src/*.egg-info
 
 # A file in the environment stands for each thing that was installed into it. torch goes in first
 # and alone, so that no other package's requirement can choose its build.

@@ -44,7 +44,8 @@ def analyze(
             Feng & Tu, or the last if there is no other.
         out: a directory to save everything in (see :meth:`Analysis.save`).
         title: how the report calls it.
-        details: more of the subject for the record, such as ``data`` or ``training``.
+        details: more for the record: ``data`` and ``checkpoint`` as texts, the ``training`` and
+            its ``curve``, the ``seed``.
         progress: called with the name of each stage as it begins.
     """
     began = time.perf_counter()
@@ -53,9 +54,8 @@ def analyze(
     if out is not None:
         check_writable(Path(out), FILES)
     details = dict(details or {})
-    training, curve = details.pop("training", None), details.pop("curve", None)
+    training, curve, seed = (details.pop(key, None) for key in ("training", "curve", "seed"))
     chosen = layer(problem, layer_name).name if layer_name is not None else _default_layer(problem)
-
     _check_data(problem)
 
     progress("measures")
@@ -98,7 +98,7 @@ def analyze(
         "checks": _checks(found) if found else [],
         "notes": notes,
         "seconds": time.perf_counter() - began,
-        "seed": 0,
+        "seed": seed,
     }
     analysis = Analysis(results, arrays, weights_bytes(problem.model))
     if out is not None:

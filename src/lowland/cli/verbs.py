@@ -172,6 +172,7 @@ def _embedded_default(
         "data": data.description,
         "training": trained.to_dict(),
         "curve": trained.losses,
+        "seed": seed,
     }
     problem = Problem(network, train=data.train, test=data.test)
     return problem, "784-30-30-10 ReLU network on mnist5k", details

@@ -137,7 +137,8 @@ def _making(results: dict[str, Any]) -> list[Row]:
         if settings:
             shown = ", ".join(f"{name} = {value}" for name, value in settings.items())
             rows.append(_row("settings", shown))
-    rows.append(_row("seed", str(results["seed"])))
+    if results["seed"] is not None:
+        rows.append(_row("seed", str(results["seed"])))
     rows.append(_row("seconds", numbers.duration(results["seconds"])))
     return rows
 
