@@ -12,7 +12,7 @@ torch.set_num_threads(2)
 
 OURS, GRADIENT, FORWARD = "Lowland", "one gradient", "one forward pass"
 # A peer is run once only if that took so many seconds, or so many times longer than the best one.
-LONG_SECONDS, FAR_BEHIND = 120, 3
+LONG_SECONDS, FAR_BEHIND = 120, 1.5
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def page(outcomes: list[Outcome]) -> str:
 Written by `make bench` (`python benchmarks/run.py`). In each row our runs and the peers' take turns
 in one process, after every result has been checked. Times are medians, with the quartiles in
 brackets; everything computes in float32 on the same data with the same number of threads. A peer
-that took over two minutes, or three times as long as the best one, was run once.
+that took over two minutes, or half as long again as the best one, was run once.
 
 - date: {datetime.date.today()}
 - machine: {machine}

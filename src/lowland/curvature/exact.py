@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lowland.curvature.factors import Kind, factors
+from lowland.curvature.factors import Kind, factors, unpacked
 from lowland.curvature.layers import Layer, layer, layers
 from lowland.distributed import total
 from lowland.errors import InputError
@@ -33,10 +33,12 @@ def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor
             f"{8 * M * M / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
         )
     with problem.measuring():
-        block = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
+        sums = torch.zeros(())
         for found in factors(problem, [chosen], kind):
-            block += found[name].double().dense_sum()
-        return total(block) / problem.count()
+            part = found[name].double()
+            sums = sums + part.dense_sum()
+        sums = total(sums) / problem.count()
+        return unpacked(sums, *chosen.weight.shape) if part.is_outer else sums
 
 
 def exact_diagonal(

@@ -46,11 +46,24 @@ class Factors:
         return Factors(self.layer, self.x.double(), self.J.double(), self.A.double(), self.route)
 
     def dense_sum(self) -> Tensor:
-        """The sum over samples of the (M, M) blocks."""
+        """The sum over samples of the (M, M) blocks; :func:`unpacked` for an outer product's."""
         if self.is_outer:
-            return _packed_kronecker_sum(self.x[:, 0, 0], self.J[:, :, 0, 0], self.A)
+            return self._packed_sum()
         B = self.layer.gradients(self.x, self.J)  # (n, C, M)
         return (self.A @ B).flatten(0, 1).T @ B.flatten(0, 1)
+
+    def _packed_sum(self) -> Tensor:
+        """``sum_k (J_k^T A_k J_k) kron (x_k x_k^T)``, (pairs of outputs, pairs of inputs).
+
+        Both factors are symmetric, so one product of their upper triangles holds every entry once:
+        a quarter of the work of the full sum.
+        """
+        x, J = self.x[:, 0, 0], self.J[:, :, 0, 0]  # (n, in), (n, C, out)
+        out = J.shape[2]
+        o1, o2 = torch.triu_indices(out, out, device=x.device)
+        i1, i2 = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
+        S = (J.mT @ (self.A @ J)).flatten(1).index_select(1, o1 * out + o2)
+        return S.T @ (x.index_select(1, i1) * x.index_select(1, i2))
 
     def diagonal_sum(self) -> Tensor:
         """The sum over samples of the diagonals of the weight's block, (M,)."""
@@ -67,22 +80,17 @@ class Factors:
         return (J * (self.A @ J)).sum((0, 1))
 
 
-def _packed_kronecker_sum(x: Tensor, J: Tensor, A: Tensor) -> Tensor:
-    """``sum_k (J_k^T A_k J_k) kron (x_k x_k^T)`` from x (n, in), J (n, C, out), A (n, C, C).
+def unpacked(packed: Tensor, out: int, inputs: int) -> Tensor:
+    """The (M, M) block from its entries at pairs of outputs and pairs of inputs."""
 
-    Both factors are symmetric, so one product of their upper triangles holds every entry once: a
-    quarter of the work of the full sum.
-    """
-    out, inputs = J.shape[2], x.shape[1]
-    S = J.mT @ (A @ J)  # (n, out, out)
-    o1, o2 = torch.triu_indices(out, out, device=x.device)
-    i1, i2 = torch.triu_indices(inputs, inputs, device=x.device)
-    packed = S[:, o1, o2].T @ (x[:, i1] * x[:, i2])  # (pairs of outputs, pairs of inputs)
-    po = torch.empty(out, out, dtype=torch.long, device=x.device)
-    pi = torch.empty(inputs, inputs, dtype=torch.long, device=x.device)
-    po[o1, o2] = po[o2, o1] = torch.arange(len(o1), device=x.device)
-    pi[i1, i2] = pi[i2, i1] = torch.arange(len(i1), device=x.device)
-    full = packed[po[:, None, :, None], pi[None, :, None, :]]  # (out, in, out, in)
+    def places(n: int) -> Tensor:
+        i, j = torch.triu_indices(n, n, device=packed.device)
+        at = torch.empty(n, n, dtype=torch.long, device=packed.device)
+        at[i, j] = at[j, i] = torch.arange(len(i), device=packed.device)
+        return at.flatten()
+
+    full = packed.index_select(0, places(out)).index_select(1, places(inputs))
+    full = full.view(out, out, inputs, inputs).transpose(1, 2)
     return full.reshape(out * inputs, out * inputs)
 
 

@@ -1,0 +1,124 @@
+"""The diagonal of a symmetric operator from products with random signs.
+
+XDiag (Epperly, Tropp & Webber, SIAM J. Matrix Anal. Appl. 45, 2024): in the terms of XTrace (see
+``trace``), every vector of signs ``w_i`` samples the diagonal of what the range leaves out, and the
+rest of it is known,
+
+    X_i = diag(P_i A) + w_i * (I - P_i) A w_i,        diag A ~ mean_i X_i
+
+With no range this is the estimator of Bekas, Kokiopoulou & Saad (Appl. Numer. Math. 57, 2007).
+Signs are right here, and vectors on the sphere for the trace: with signs a diagonal matrix is exact
+from one vector. The standard error counts the covariance of the ``X_i``, entry by entry.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowland.curvature.lanczos import Dense, Operator, _rounding
+from lowland.curvature.trace import Plan, Sketch, allowed, inner
+from lowland.errors import InputError
+
+
+@dataclass(frozen=True)
+class DiagonalEstimate:
+    """A diagonal with the standard error of every entry, both in float64."""
+
+    value: Tensor  # (n,)
+    stderr: Tensor  # (n,)
+    samples: int  # products with one vector
+    converged: bool
+    method: str
+
+    def __repr__(self) -> str:
+        state = "converged" if self.converged else "NOT converged"
+        error = float(self.stderr.norm() / self.value.norm()) if self.value.any() else 0.0
+        return (
+            f"DiagonalEstimate({len(self.value)} entries, relative error {error:.1g}, {state}, "
+            f"{self.method}, {self.samples} products)"
+        )
+
+
+def estimate_diagonal(
+    A: Operator, *, rtol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
+) -> DiagonalEstimate:
+    """The diagonal, to a relative standard error of ``rtol`` in the Euclidean norm.
+
+    Args:
+        A: anything with ``size``, ``dtype``, ``device`` and ``@``.
+        rtol: stop when ``|stderr| <= rtol |value|``. Small entries are known less well than that.
+        max_matvecs: give up after so many products; the result then says ``converged=False``.
+        seed: of the random signs.
+
+    >>> estimate_diagonal(Dense(torch.diag(torch.tensor([5.0, -4.0, 1.0])))).value
+    tensor([ 5., -4.,  1.], dtype=torch.float64)
+    """
+    if isinstance(A, Dense):
+        d = A.matrix.diagonal().double()
+        if not d.isfinite().all():
+            raise InputError("the matrix has NaN or infinite entries on its diagonal")
+        return DiagonalEstimate(d, torch.zeros_like(d), 0, True, "exact")
+    plan, sketch = Plan(allowed(max_matvecs, A.size)), Sketch(A, seed, signs=True)
+    fresh = torch.zeros(2, A.size, dtype=torch.float64, device=A.device)  # sums of x and of x^2
+    inside = mean = variance = fresh[0]
+    k, value, stderr = 0, fresh[0], math.inf * torch.ones_like(fresh[0])
+    while True:
+        m = sketch.tests
+        if m + k:
+            value = (m * mean + k * inside + fresh[0]) / (m + k)
+            stderr = ((m**2 * variance + k * _variance(fresh, k)) / (m + k) ** 2).sqrt()
+        target = max(rtol * float(value.norm()), _rounding(A.dtype) * float(sketch.H.norm()))
+        error = float(stderr.norm())
+        step, count = plan.next(sketch, k, error, target, error * math.sqrt(m))
+        if step == "grow":
+            sketch.grow(count)
+            inside = (sketch.Q.double() * sketch.Z.double()).sum(1)
+            mean, variance = _leave_one_out(sketch, inside)
+        elif step == "sample":
+            V = sketch.draw(count)
+            AV = sketch.product(V)
+            X = (V * (AV - sketch.Q @ inner(sketch.Q, AV).to(A.dtype))).double()
+            fresh = fresh + torch.stack([X.sum(1), (X * X).sum(1)])
+            k += count
+        else:
+            break
+    if step == "finish":
+        C, AC = sketch.complement()
+        value = inside + (C.double() * AC.double()).sum(1)
+        return DiagonalEstimate(value, torch.zeros_like(value), sketch.matvecs, True, "exact")
+    used = " + ".join(name for name, count in (("XDiag", m), ("Bekas", k)) if count)
+    return DiagonalEstimate(value, stderr, sketch.matvecs, error <= target, used)
+
+
+def _variance(sums: Tensor, count: int) -> Tensor:
+    """Sample variance from the sums of x and of x^2."""
+    if count < 2:
+        return torch.zeros_like(sums[0])
+    return ((sums[1] - sums[0] ** 2 / count) / (count - 1)).clamp_min(0)
+
+
+def _leave_one_out(sketch: Sketch, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of the samples ``X_i`` and its variance, for every entry of the diagonal.
+
+    ``(I - P_i) A w_i = (s_i . r_i) Q s_i``, as the product lies in the range of Q. Leaving out j as
+    well loses ``t = k (s_j - cos s_i)``, and ``r_i . t = -k cos (s_i . r_i)``.
+    """
+    S, m = sketch.lost_directions(), sketch.tests
+    sr = (S * sketch.R).sum(0)
+    a, b = sketch.Q.double() @ S, sketch.Z.double() @ S  # (n, m)
+    omega = sketch.Omega.double()
+    X = omega * a * sr - a * b  # X_i - diag(P A)
+    cos = S.T @ S
+    apart = 1 - cos**2
+    k = torch.where(apart > 1e-12, apart, torch.inf).rsqrt().fill_diagonal_(0)
+    total = torch.zeros_like(inside)
+    for i in range(m if not sketch.captured else 0):
+        c, ki = cos[i, i + 1 :], k[i, i + 1 :]
+        ai, bi, aj, bj = a[:, i : i + 1], b[:, i : i + 1], a[:, i + 1 :], b[:, i + 1 :]
+        without_j = (aj - c * ai) * ((bj - c * bi) + omega[:, i : i + 1] * (c * sr[i])) * ki**2
+        without_i = (ai - c * aj) * ((bi - c * bj) + omega[:, i + 1 :] * (c * sr[i + 1 :])) * ki**2
+        total += 2 * (without_j * without_i).sum(1)
+    covariance = (total / max(1, m * (m - 1))).clamp_min(0)
+    return inside + X.mean(1), X.var(1) / m + covariance
