@@ -118,12 +118,17 @@ def test_curvature_measures_equal_those_of_the_dense_hessian(name):
 
 
 def test_a_measure_that_does_not_apply_says_so_and_the_rest_go_on():
-    found = ll.measure(CASES["lstm"].problem())
-    assert found["trace"].value is None
-    assert "lstm.weight_ih_l0" in found["trace"].reason
-    assert found["weight_norm"].value > 0
     regression = ll.measure(CASES["mlp-relu"].problem(loss="mse"))
+    assert regression["test_error"].value is None
     assert "needs class labels" in regression["test_error"].reason
+    assert regression["weight_norm"].value > 0
+
+
+def test_an_estimated_measure_carries_its_error():
+    problem = CASES["lstm"].problem()
+    found = ll.measure(problem, "trace")["trace"]
+    assert 0 < found.stderr <= 0.01 * found.value
+    assert abs(found.value - dense_hessian(problem).trace().item()) <= 4 * found.stderr
 
 
 def test_tables_and_unknown_names():

@@ -34,6 +34,16 @@ def test_other_networks_have_traces_within_their_error(name):
     assert list(found.parts) == list(problem.params)
 
 
+def test_a_smooth_network_is_exact_in_few_passes_and_estimated_otherwise(monkeypatch):
+    problem = CASES["mlp-tanh"].problem()
+    expected = dense_hessian(problem).trace().item()
+    assert ll.trace(ll.hessian(problem)).value == pytest.approx(expected, rel=1e-10)
+    monkeypatch.setattr(structured, "_TRACE_PASSES", 3)
+    found = ll.trace(ll.hessian(problem))
+    assert found.samples > 0
+    assert abs(found.value - expected) <= max(4 * found.stderr, 1e-9)
+
+
 def test_the_trace_of_a_selection_and_of_the_ggn():
     problem = CASES["mlp-tanh"].problem()
     G = ll.ggn(problem)
@@ -70,7 +80,7 @@ def test_diagonals_are_exact_or_within_their_error(name, kind):
 def test_a_remainder_that_would_take_too_many_passes_is_estimated(monkeypatch):
     problem = CASES["mlp-tanh"].problem()
     exact = ll.diagonal(problem)
-    monkeypatch.setattr(structured, "_PASSES", 3)
+    monkeypatch.setattr(structured, "_DIAGONAL_PASSES", 3)
     found = ll.diagonal(problem, rtol=0.01)
     assert set(found.stderr) == {"0.weight", "0.bias", "2.weight"}
     assert torch.equal(found["4.weight"], exact["4.weight"])

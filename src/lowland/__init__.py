@@ -7,7 +7,10 @@ if TYPE_CHECKING:
     from lowland import data
     from lowland.analysis import analyze
     from lowland.curvature import (
+        Density,
+        Diagonal,
         Eigenpairs,
+        Estimate,
         diagonal,
         eigsh,
         fisher,
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
         hessian,
         layer_hessian,
         layer_operator,
+        spectral_density,
+        trace,
     )
     from lowland.dual import Decomposition, duality
     from lowland.errors import InputError
@@ -27,7 +32,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Analysis",
     "Decomposition",
+    "Density",
+    "Diagonal",
     "Eigenpairs",
+    "Estimate",
     "InputError",
     "Measurement",
     "Measurements",
@@ -44,12 +52,17 @@ __all__ = [
     "layer_operator",
     "load",
     "measure",
+    "spectral_density",
+    "trace",
 ]
 
 _ROOMS = {
     "analysis": ("analyze",),
     "curvature": (
+        "Density",
+        "Diagonal",
         "Eigenpairs",
+        "Estimate",
         "diagonal",
         "eigsh",
         "fisher",
@@ -57,6 +70,8 @@ _ROOMS = {
         "hessian",
         "layer_hessian",
         "layer_operator",
+        "spectral_density",
+        "trace",
     ),
     "dual": ("Decomposition", "duality"),
     "errors": ("InputError",),

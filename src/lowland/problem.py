@@ -245,7 +245,6 @@ class Problem:
                 _check_labels(data, out.shape[1])
         self.loss(out, few.targets)
 
-
     def _is_alone_as_in_a_batch(self, few: Batch, out: Tensor) -> bool:
         try:
             alone = self.outputs(few.map(lambda t: t[:1]).inputs)

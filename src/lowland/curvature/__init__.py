@@ -1,22 +1,40 @@
 """Curvature of the training loss: exact by structure where possible, products everywhere."""
 
 from lowland.curvature.block import LayerBlock, layer_operator
-from lowland.curvature.exact import diagonal, layer_hessian
+from lowland.curvature.density import Density, spectral_density
+from lowland.curvature.estimate import Estimate
+from lowland.curvature.exact import layer_hessian
 from lowland.curvature.lanczos import Dense, Eigenpairs, eigsh
 from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
+from lowland.curvature.spectrum import (
+    condition_number,
+    effective_dimension,
+    frobenius_norm,
+    negative_eigenvalues,
+)
+from lowland.curvature.structured import Diagonal, diagonal, trace
 
 __all__ = [
     "GGN",
     "Dense",
+    "Density",
+    "Diagonal",
     "Eigenpairs",
+    "Estimate",
     "Fisher",
     "Hessian",
     "LayerBlock",
+    "condition_number",
     "diagonal",
+    "effective_dimension",
     "eigsh",
     "fisher",
+    "frobenius_norm",
     "ggn",
     "hessian",
     "layer_hessian",
     "layer_operator",
+    "negative_eigenvalues",
+    "spectral_density",
+    "trace",
 ]

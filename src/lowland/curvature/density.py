@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import Dense, Operator, _rounding
+from lowland.curvature.trace import finite
 from lowland.errors import InputError
 
 SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
@@ -66,8 +67,9 @@ class Density:
         """The share of eigenvalues below ``x``.
 
         A node's weight stands for eigenvalues around it. How much of it may lie across ``x``: no
-        more than the two nodes next to x (Chebyshev, Markov, Stieltjes), nor than the squares of
-        residual over distance of all nodes. The smaller of the two adds to the standard error.
+        more than the two nodes next to x have (Chebyshev, Markov, Stieltjes), nor than the weights
+        times ``(residual / distance)^2``. The smaller width, over sqrt(12) as for a number that may
+        lie anywhere inside, is part of the standard error.
         """
         under = self.nodes < x
         values = (self.weights * under).sum(1)
@@ -79,7 +81,7 @@ class Density:
             beside += torch.where(nearest.values.isfinite(), weight, 0)[:, 0]
         share = (self.residuals / (self.nodes - x).abs()).clamp(max=1).nan_to_num(0) ** 2
         across = torch.minimum(beside, (self.weights * share).sum(1))
-        return self._estimate(values, float(across.mean()), rtol)
+        return self._estimate(values, float(across.mean()) / math.sqrt(12), rtol)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the density with its standard error on matplotlib axes, logarithmic upwards."""
@@ -151,7 +153,8 @@ def spectral_density(
         coarse = _quadrature(alpha[:, :fewer], beta[:, :fewer])[:2]
 
     low, high = float(nodes.min()), float(nodes.max())
-    extent = high - low or max(abs(low), 1e-6) * 1e-3  # of a multiple of the identity
+    # a multiple of the identity has no range, or one of rounding errors
+    extent = max(high - low, 1e-3 * max(-low, high)) or 1.0
     sigma = bandwidth if bandwidth is not None else extent / steps
     edges = torch.linspace(low - 5 * sigma, high + 5 * sigma, points + 1, dtype=torch.float64)
     edges = edges.to(A.device)
@@ -183,13 +186,10 @@ def eigenvalues(A: Operator) -> tuple[Tensor, int]:
         eye = torch.eye(A.size, dtype=A.dtype, device=A.device)
         matrix = torch.cat([A @ columns for columns in eye.split(64, 1)], 1).double()
         matvecs = A.size
-    _check(matrix)
-    return torch.linalg.eigvalsh((matrix + matrix.T) / 2), matvecs
+    return torch.linalg.eigvalsh(finite(matrix + matrix.T) / 2), matvecs
 
 
-def _recurrences(
-    A: Operator, steps: int, probes: int, seed: int
-) -> tuple[Tensor, Tensor, int]:
+def _recurrences(A: Operator, steps: int, probes: int, seed: int) -> tuple[Tensor, Tensor, int]:
     """Diagonals (probes, steps) and what follows below them, of independent Lanczos recurrences.
 
     All probes advance by one product with a block. A recurrence that has exhausted its
@@ -206,12 +206,10 @@ def _recurrences(
         alive = torch.ones(len(q), dtype=torch.bool, device=A.device)
         for k in range(steps):
             basis[:, k] = q
-            w = (A @ q.T).T
-            _check(w)
+            w = finite(A @ q.T).T
             matvecs += int(alive.sum())
-            alpha[:, k] = torch.where(alive, (w.double() * q.double()).sum(1), alpha[:, 0])
-            if k == 0:
-                alpha[:, 0] = (w.double() * q.double()).sum(1)
+            rayleigh = (w.double() * q.double()).sum(1)
+            alpha[:, k] = torch.where(alive, rayleigh, alpha[:, 0])  # a node inside the spectrum
             for _ in range(2):
                 w = w - (_coefficients(basis[:, : k + 1], w) @ basis[:, : k + 1])[:, 0]
             norm = w.double().norm(dim=1)
@@ -254,10 +252,3 @@ def _standard_error(values: Tensor) -> Any:
         return math.inf * torch.ones_like(values[0]) if values.ndim > 1 else math.inf
     error = values.std(0) / math.sqrt(len(values))
     return error if values.ndim > 1 else float(error)
-
-
-def _check(product: Tensor) -> None:
-    if not product.isfinite().all():
-        raise InputError(
-            "a product with the operator is NaN or infinite: the curvature is not defined here"
-        )

@@ -36,14 +36,15 @@ class Estimate:
 
 
 def _with_error(value: float, stderr: float) -> str:
-    """Both numbers to the last digit that the error leaves meaning in."""
-    if stderr == 0 or not math.isfinite(value):
-        return f"{value:.6g}"
+    """Both numbers, the value to the last digit that its error leaves a meaning."""
+    if not math.isfinite(value) or stderr <= 1e-6 * abs(value):
+        return f"{value:.6g}" + (f" ± {stderr:.1g}" if stderr and math.isfinite(value) else "")
     if not math.isfinite(stderr):
         return f"{value:.3g} ± {stderr}"
-    error = f"{stderr:.1g}"
-    place = math.floor(math.log10(float(error)))  # of the error's leading digit
-    digits = math.floor(math.log10(abs(value))) - place + 1 if value else 1
+    place = math.floor(math.log10(float(f"{stderr:.1g}")))  # of the error's leading digit
+    rounded = round(value, -place) + 0.0  # no minus in front of zero
     if -4 <= place < 6:
-        return f"{value:.{max(0, -place)}f} ± {float(error):.{max(0, -place)}f}"
-    return f"{value:.{max(1, digits)}g} ± {error}"
+        decimals = max(0, -place)
+        return f"{rounded:.{decimals}f} ± {round(stderr, -place):.{decimals}f}"
+    digits = math.floor(math.log10(abs(rounded))) - place + 1 if rounded else 1
+    return f"{rounded:.{digits}g} ± {stderr:.1g}"

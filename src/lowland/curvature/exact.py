@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.factors import Kind, factors, unpacked
-from lowland.curvature.layers import Layer, layer, layers
+from lowland.curvature.layers import Layer, layer
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem
@@ -60,8 +60,3 @@ def exact_diagonal(
             for name, p in problem.params.items()
             if name in sums
         }
-
-
-def diagonal(problem: Problem, kind: Kind = "hessian") -> dict[str, Tensor]:
-    """The exact diagonal of every parameter of a layer that can be seen through, in float64."""
-    return exact_diagonal(problem, list(layers(problem).values()), kind)

@@ -98,6 +98,8 @@ def factors(
     problem: Problem, chosen: list[Layer], kind: Kind = "hessian", split: str = "train"
 ) -> Iterator[dict[str, Factors]]:
     """Chunk by chunk, the factors of every chosen layer, from one forward pass each."""
+    if not chosen:
+        return
     with problem.measuring():
         one = next(problem.batches(split)).map(lambda t: t[:1])
         with tapped(chosen) as taps:

@@ -8,7 +8,7 @@ import torch
 from lowland.curvature.density import SMALL, eigenvalues, spectral_density
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import Dense, Operator, _rounding, eigsh
-from lowland.curvature.trace import power_trace
+from lowland.curvature.trace import finite, power_trace
 from lowland.errors import InputError
 
 
@@ -24,8 +24,8 @@ def frobenius_norm(
     5 (exact, 0 products)
     """
     if isinstance(A, Dense):
-        return Estimate(float(A.matrix.double().norm()), 0.0, 0, True, "exact")
-    squared = power_trace(A, 2, 2 * rtol, max_matvecs, seed, deflate=True)
+        return Estimate(float(finite(A.matrix).double().norm()), 0.0, 0, True, "exact")
+    squared = power_trace(A, 2, 2 * rtol, 0.0, max_matvecs, seed, deflate=True)
     value = math.sqrt(max(squared.value, 0.0))
     stderr = squared.stderr / (2 * value) if value else math.sqrt(squared.stderr)
     return replace(squared, value=value, stderr=stderr)
@@ -69,9 +69,10 @@ def negative_eigenvalues(
     The default threshold is what can be told from zero: ``n eps |A|`` where all eigenvalues are
     computed, and otherwise the distance of the quadrature's nodes, ``range / steps``. ``method``
     states it. The standard error holds the spread over probes and the weight that may lie on the
-    other side of the threshold; ``converged`` asks for ``rtol``, or for the right integer.
+    other side of the threshold; ``converged`` asks for ``rtol``, or for half an eigenvalue.
 
-    >>> negative_eigenvalues(Dense(torch.diag(torch.tensor([3.0, 1e-20, -1e-20, -2.0]))))
+    >>> H = torch.diag(torch.tensor([3.0, 1e-20, -1e-20, -2.0], dtype=torch.float64))
+    >>> negative_eigenvalues(Dense(H))
     1 (below -2.7e-15: exact, 0 products)
     """
     density = spectral_density(A, steps=steps, probes=probes, seed=seed)
@@ -118,15 +119,19 @@ def condition_number(
     top = eigsh(A, 1, which="largest", tol=tol, max_matvecs=limit // 2, seed=seed)
     bottom = eigsh(A, 1, which="smallest", tol=tol, max_matvecs=limit - top.matvecs, seed=seed)
     products = top.matvecs + bottom.matvecs
-    ends = sorted(
-        (abs(float(end.values[0])), float(end.residuals[0])) for end in (bottom, top)
-    )
-    (small, small_error), (large, large_error) = ends
     found = top.converged and bottom.converged
-    if float(bottom.values[0]) < -float(bottom.residuals[0]) and float(top.values[0]) > float(top.residuals[0]):
-        why = "Lanczos: infinite or unknown, as eigenvalues have both signs"
+    low, high = float(bottom.values[0]), float(top.values[0])
+    rounding = _rounding(A.dtype) * max(-low, high)
+    low_error = max(float(bottom.residuals[0]), rounding)
+    high_error = max(float(top.residuals[0]), rounding)
+    if abs(low) <= low_error or abs(high) <= high_error:
+        why = "Lanczos: singular to within the residual"
+        return Estimate(math.inf, math.inf, products, found, why)
+    if low < 0 < high:
+        why = "Lanczos: eigenvalues of both signs, the smallest is out of reach"
         return Estimate(math.inf, math.inf, products, False, why)
-    rounding = _rounding(A.dtype) * large
-    if small <= max(small_error, rounding):
-        why = f"Lanczos: zero is within the error of the smallest; at least {large / max(small, rounding):.2g}"
-        ...
+    if low < 0:  # negative definite: the same of -A
+        low, high, low_error, high_error = -high, -low, high_error, low_error
+    value = high / low
+    stderr = (high + high_error) / (low - low_error) - value
+    return Estimate(value, stderr, products, found and stderr <= rtol * value, "Lanczos")

@@ -7,8 +7,8 @@ rest of it is known,
     X_i = diag(P_i A) + w_i * (I - P_i) A w_i,        diag A ~ mean_i X_i
 
 With no range this is the estimator of Bekas, Kokiopoulou & Saad (Appl. Numer. Math. 57, 2007).
-Signs are right here, and vectors on the sphere for the trace: with signs a diagonal matrix is exact
-from one vector. The standard error counts the covariance of the ``X_i``, entry by entry.
+Signs, not vectors on the sphere: ``w_j^2 = 1`` leaves the entry itself out of its variance. The
+standard error counts the covariance of the ``X_i`` (see ``trace``), entry by entry.
 """
 
 import math
@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.lanczos import Dense, Operator, _rounding
-from lowland.curvature.trace import Plan, Sketch, allowed, inner
-from lowland.errors import InputError
+from lowland.curvature.trace import Plan, Sketch, allowed, finite, inner
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,7 @@ def estimate_diagonal(
     tensor([ 5., -4.,  1.], dtype=torch.float64)
     """
     if isinstance(A, Dense):
-        d = A.matrix.diagonal().double()
-        if not d.isfinite().all():
-            raise InputError("the matrix has NaN or infinite entries on its diagonal")
+        d = finite(A.matrix.diagonal()).double()
         return DiagonalEstimate(d, torch.zeros_like(d), 0, True, "exact")
     plan, sketch = Plan(allowed(max_matvecs, A.size)), Sketch(A, seed, signs=True)
     fresh = torch.zeros(2, A.size, dtype=torch.float64, device=A.device)  # sums of x and of x^2
@@ -69,7 +66,9 @@ def estimate_diagonal(
         if m + k:
             value = (m * mean + k * inside + fresh[0]) / (m + k)
             stderr = ((m**2 * variance + k * _variance(fresh, k)) / (m + k) ** 2).sqrt()
-        target = max(rtol * float(value.norm()), _rounding(A.dtype) * float(sketch.H.norm()))
+        rounding = _rounding(A.dtype) * float(sketch.H.norm())
+        stderr = stderr.clamp_min(rounding / math.sqrt(A.size))
+        target = max(rtol * float(value.norm()), (1 + 1e-9) * rounding)
         error = float(stderr.norm())
         step, count = plan.next(sketch, k, error, target, error * math.sqrt(m))
         if step == "grow":
@@ -88,7 +87,7 @@ def estimate_diagonal(
         C, AC = sketch.complement()
         value = inside + (C.double() * AC.double()).sum(1)
         return DiagonalEstimate(value, torch.zeros_like(value), sketch.matvecs, True, "exact")
-    used = " + ".join(name for name, count in (("XDiag", m), ("Bekas", k)) if count)
+    used = " + ".join(name for name, count in (("XDiag", m), ("BKS", k)) if count)
     return DiagonalEstimate(value, stderr, sketch.matvecs, error <= target, used)
 
 

@@ -43,6 +43,7 @@ def trace(
     A: Operator,
     *,
     rtol: float = 0.01,
+    atol: float = 0.0,
     max_matvecs: int | None = None,
     seed: int = 0,
     method: Method = "xtrace",
@@ -57,7 +58,8 @@ def trace(
         A: anything with ``size``, ``dtype``, ``device`` and ``@``. If it has ``slices`` (names to
             slices of the vector), ``parts`` holds the traces of these diagonal blocks, from the
             same products.
-        rtol: stop when the standard error is below ``rtol`` times the trace.
+        rtol: stop when the standard error is below ``rtol`` times the trace,
+        atol: or below this.
         max_matvecs: give up after so many products; the result then says ``converged=False``.
         seed: of the random vectors.
         method: ``"xtrace"`` or ``"hutchinson"`` (Girard 1989, Hutchinson 1990: no range).
@@ -69,12 +71,19 @@ def trace(
     if method not in methods:
         raise InputError(f"method must be one of {', '.join(map(repr, methods))}; got {method!r}")
     if isinstance(A, Dense):
-        return Estimate(float(A.matrix.diagonal().double().sum()), 0.0, 0, True, "exact")
-    return power_trace(A, 1, rtol, max_matvecs, seed, method == "xtrace")
+        value = float(finite(A.matrix.diagonal()).double().sum())
+        return Estimate(value, 0.0, 0, True, "exact")
+    return power_trace(A, 1, rtol, atol, max_matvecs, seed, method == "xtrace")
 
 
 def power_trace(
-    A: Operator, power: Literal[1, 2], rtol: float, limit: int | None, seed: int, deflate: bool
+    A: Operator,
+    power: Literal[1, 2],
+    rtol: float,
+    atol: float,
+    limit: int | None,
+    seed: int,
+    deflate: bool,
 ) -> Estimate:
     """The trace of A or of A^2, from products with A alone."""
     plan, sketch = Plan(allowed(limit, A.size), deflate), Sketch(A, seed)
@@ -84,7 +93,7 @@ def power_trace(
     while True:
         value, stderr = pooled(*loo.whole(), fresh[0])
         rounding = _rounding(A.dtype) * float(loo.gram.norm())
-        target = max(rtol * abs(value), rounding)
+        target = max(rtol * abs(value), atol, rounding)
         step, count = plan.next(sketch, fresh.shape[1], stderr, target, spread(loo.whole()[0]))
         if step == "grow":
             sketch.grow(count)
@@ -92,15 +101,17 @@ def power_trace(
         elif step == "sample":
             V = sketch.outside(sketch.draw(count))
             AV = sketch.product(V)
-            whole = dots(V if power == 1 else AV, AV)
-            residual = AV - sketch.Q @ inner(sketch.Q, AV).to(A.dtype) if slices else AV
-            parts = [dots(V[at], residual[at]) for at in slices.values()]
-            fresh = torch.cat([fresh, torch.stack([whole, *parts])], 1)
+            samples = [dots(V if power == 1 else AV, AV)]
+            if slices:
+                residual = AV - sketch.Q @ inner(sketch.Q, AV).to(A.dtype)
+                samples += [dots(V[at], residual[at]) for at in slices.values()]
+            fresh = torch.cat([fresh, torch.stack(samples)], 1)
         else:
             break
 
     def estimate(value: float, stderr: float) -> Estimate:
-        done = stderr <= max(rtol * abs(value), rounding)
+        stderr = max(stderr, rounding) if method != "exact" else 0.0
+        done = stderr <= max(rtol * abs(value), atol, rounding)
         return Estimate(value, stderr, sketch.matvecs, done, method)
 
     if step == "finish":
@@ -202,16 +213,12 @@ class LeaveOneOut:
             vf[:, None]
             + tu * (self.along(vb) - self.along(ve) + sHt * va.diagonal()[:, None])
             + more * self.along(va)
-            + tu * self._t_with_i(af)
+            + tu * self.along(af.T)
             + tu**2 * (self.both(ab) - self.both(ae) + sHt * ta)
             + tu * more * aat
         )
         change = -lost + (self.scale * vf)[:, None] - self.scale2 * form2
         return X, covariance(change), inside
-
-    def _t_with_i(self, xy: Tensor) -> Tensor:
-        """``x_t . y_i`` from the products ``x_i . y_j``."""
-        return self.along(xy.T)
 
 
 def covariance(change: Tensor) -> float:
@@ -256,7 +263,7 @@ class Plan:
         n, m, r = sketch.n, sketch.tests, sketch.Q.shape[1]
         left = self.limit - sketch.matvecs
         if m + sampled == 0:
-            if n <= min(2 * FIRST, left):
+            if n <= min(4 * FIRST, left):
                 return "finish", n
             return ("grow", min(FIRST, left // 2)) if self.deflate else ("sample", min(FIRST, left))
         if stderr <= target:
@@ -312,20 +319,18 @@ class Sketch:
 
     def draw(self, count: int) -> Tensor:
         """Random vectors with ``E w w^T = I``: signs, or on the sphere of radius sqrt(n)."""
-        at = {"dtype": self.A.dtype, "device": self.A.device}
-        V = torch.randn(self.n, count, generator=self.generator, **at)
+        V = torch.randn(
+            *(self.n, count),
+            dtype=self.A.dtype,
+            device=self.A.device,
+            generator=self.generator,
+        )
         return V.sign() if self.signs else V * (math.sqrt(self.n) / V.norm(dim=0))
 
     def product(self, V: Tensor) -> Tensor:
         """A V, checked and counted."""
-        blocks = [self.A @ block for block in V.split(BLOCK, 1)]
-        AV = torch.cat(blocks, 1)
-        if not AV.isfinite().all():
-            raise InputError(
-                "a product with the operator is NaN or infinite: the curvature is not defined here"
-            )
         self.matvecs += V.shape[1]
-        return AV
+        return finite(torch.cat([self.A @ block for block in V.split(BLOCK, 1)], 1))
 
     def grow(self, count: int) -> None:
         """Add test vectors to the range (block Gram-Schmidt, twice)."""
@@ -374,6 +379,15 @@ class Sketch:
     def block(self, at: slice) -> float:
         """The range's share of the trace of one diagonal block: that of ``A Q Q^T``."""
         return float(dots(self.Q[at], self.Z[at]).sum())
+
+
+def finite(product: Tensor) -> Tensor:
+    """A product as it came, unless it is none."""
+    if not product.isfinite().all():
+        raise InputError(
+            "a product with the operator is NaN or infinite: the curvature is not defined here"
+        )
+    return product
 
 
 def inner(X: Tensor, Y: Tensor) -> Tensor:

@@ -1,0 +1,188 @@
+"""Quadrature of planted spectra, where the density, its moments and its masses are known."""
+
+import math
+
+import matplotlib
+import pytest
+import torch
+from test_trace import Hidden, planted
+
+from lowland.curvature import density as density_module
+from lowland.curvature.density import spectral_density
+from lowland.curvature.lanczos import Dense
+from lowland.errors import InputError
+
+matplotlib.use("Agg")
+
+N = 700  # more than 80 steps of 8 probes, so that nothing is exact for being small
+UNIFORM = torch.linspace(-1, 3, N).double()
+
+
+def integral(density):
+    return float(density.density.sum() * (density.grid[1] - density.grid[0]))
+
+
+@pytest.fixture(scope="module")
+def uniform():
+    return spectral_density(Hidden(planted(UNIFORM)))
+
+
+def smoothed(values, grid, sigma):
+    z = (grid[:, None] - values) / sigma
+    return (-(z**2) / 2).exp().mean(1) / (sigma * math.sqrt(2 * math.pi))
+
+
+def test_a_dense_matrix_gives_the_density_of_its_eigenvalues():
+    A = planted(UNIFORM)
+    found = spectral_density(Dense(A), bandwidth=0.1, points=2000)
+    assert found.exact
+    assert found.converged
+    assert (found.matvecs, float(found.stderr.max())) == (0, 0)
+    torch.testing.assert_close(found.nodes[0], UNIFORM, rtol=0, atol=1e-12)
+    expected = smoothed(UNIFORM, found.grid, 0.1)
+    torch.testing.assert_close(found.density, expected, rtol=0, atol=1e-4)  # cell means, not points
+
+
+@pytest.mark.parametrize("bandwidth", [None, 1e-6, 0.3])
+def test_it_integrates_to_one_at_any_bandwidth(bandwidth):
+    for A in (Dense(planted(UNIFORM)), Hidden(planted(UNIFORM))):
+        found = spectral_density(A, bandwidth=bandwidth, steps=20, probes=2)
+        assert integral(found) == pytest.approx(1, abs=1e-5)  # five standard deviations each side
+
+
+def test_quadrature_comes_near_the_true_density(uniform):
+    assert not uniform.exact
+    assert uniform.converged
+    assert uniform.matvecs == 640
+    cell = uniform.grid[1] - uniform.grid[0]
+    truth = smoothed(UNIFORM, uniform.grid, uniform.bandwidth)
+    distance = float((uniform.density - truth).abs().sum() * cell)
+    assert distance < 2 * float(uniform.stderr.sum() * cell) < 0.2
+    assert uniform.nodes.shape == uniform.weights.shape == uniform.residuals.shape == (8, 80)
+    torch.testing.assert_close(uniform.weights.sum(1), torch.ones(8).double())
+
+
+def test_residuals_hold_an_eigenvalue(uniform):
+    distance = (uniform.nodes.flatten()[:, None] - UNIFORM).abs().min(1).values
+    assert (distance <= uniform.residuals.flatten() + 1e-12).all()
+
+
+def test_masses_and_moments_are_within_their_errors(uniform):
+    for x in (-2.0, -0.5, 0.0, 1.234, 2.9, 4.0):
+        share = uniform.below(x)
+        assert abs(share.value - float((UNIFORM < x).double().mean())) <= 3 * share.stderr + 1e-12
+        assert share.stderr < 0.02
+    for power in (1, 2, 3):
+        moment = uniform.average(lambda x, p=power: x**p)
+        assert abs(moment.value - float((UNIFORM**power).mean())) <= 3 * moment.stderr
+
+
+def test_error_bars_of_averages_cover_the_truth():
+    A, truth = Hidden(planted(UNIFORM)), float(UNIFORM.exp().mean())
+    found = [
+        spectral_density(A, steps=12, probes=6, points=16, seed=seed).average(torch.exp)
+        for seed in range(100)
+    ]
+    # six probes: Student with 5 degrees of freedom holds 90 % within two; 100 runs, 3.3 deviations
+    assert sum(abs(e.value - truth) <= 2 * e.stderr for e in found) >= 80
+    few, many = (
+        spectral_density(A, steps=12, probes=p, points=16).average(torch.exp).stderr
+        for p in (4, 48)
+    )
+    assert many < 0.6 * few
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_few_distinct_eigenvalues_are_found_exactly(dtype):
+    # a diagonal matrix: its products are exact, and the recurrence ends by itself
+    values = torch.tensor([1.0, 2, -3, 5]).double().repeat_interleave(N // 4)
+    A = Hidden(torch.diag(values).to(dtype))
+    found = spectral_density(A, steps=30, probes=3)
+    eps = torch.finfo(dtype).eps
+    heavy = found.nodes[found.weights > 1e-3]
+    assert len(heavy) == 12
+    expected = torch.tensor([-3.0, 1, 2, 5] * 3).double()
+    torch.testing.assert_close(heavy, expected, rtol=0, atol=50 * eps)
+    # the weights are what the probe has in each eigenspace: their mean of x is v^T A v to rounding
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(len(values), 3, dtype=dtype, generator=generator).double()
+    share = (v**2 * values[:, None]).sum(0) / (v**2).sum(0)
+    mean = (found.weights * found.nodes).sum(1)
+    torch.testing.assert_close(mean, share, rtol=0, atol=50 * eps)
+    assert found.nodes.min() > -3.01
+    assert found.nodes.max() < 5.01
+
+
+def test_gauss_quadrature_is_exact_to_degree_two_m_minus_one():
+    A, m = planted(UNIFORM), 4
+    found = spectral_density(Hidden(A), steps=m, probes=2)
+    v = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    v /= v.norm(dim=0)
+    w = v
+    for degree in range(1, 2 * m + 1):
+        w = A @ w
+        expected, value = (v * w).sum(0), (found.weights * found.nodes**degree).sum(1)
+        assert torch.allclose(value, expected, rtol=1e-10, atol=1e-12) == (degree < 2 * m)
+
+
+def test_probes_go_together_and_a_memory_limit_only_splits_them(monkeypatch, uniform):
+    A = Hidden(planted(UNIFORM))
+    together = spectral_density(A, steps=20, probes=5)
+    assert A.widths == [5] * 20
+    monkeypatch.setattr(density_module, "MEMORY", 2 * 20 * N * 8)  # two bases at once
+    split = spectral_density(A, steps=20, probes=5)
+    assert A.widths[20:] == [2] * 40 + [1] * 20
+    torch.testing.assert_close(split.nodes, together.nodes, rtol=0, atol=1e-9)
+
+
+def test_a_small_operator_costs_no_more_than_its_matrix():
+    A = Hidden(planted(UNIFORM[:100]))
+    found = spectral_density(A)
+    assert found.exact
+    assert found.matvecs == A.matvecs == 100
+    torch.testing.assert_close(found.nodes[0], UNIFORM[:100], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.5])
+def test_a_multiple_of_the_identity(scale):
+    found = spectral_density(Hidden(scale * torch.eye(N).double()))
+    assert found.converged
+    assert found.matvecs == 8
+    assert integral(found) == pytest.approx(1, abs=1e-5)
+    assert found.average(lambda x: x).value == pytest.approx(scale)
+
+
+def test_too_few_steps_or_probes_are_not_called_converged():
+    A = Hidden(planted(UNIFORM))
+    assert not spectral_density(A, steps=4, bandwidth=0.05).converged
+    alone = spectral_density(A, probes=1, steps=40)
+    assert not alone.converged
+    assert "NOT converged" in repr(alone)
+    assert alone.average(lambda x: x).stderr == math.inf
+
+
+def test_the_seed_decides_and_the_global_state_does_not_move():
+    A, state = Hidden(planted(UNIFORM)), torch.get_rng_state()
+    one, same, other = (spectral_density(A, steps=5, seed=s).nodes for s in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_draws_itself(uniform):
+    ax = uniform.plot()
+    assert ax.get_yscale() == "log"
+    assert len(ax.lines) == len(ax.collections) == 1
+    assert uniform.plot(ax) is ax
+    matplotlib.pyplot.close(ax.figure)
+
+
+def test_wrong_requests_are_refused():
+    A = Hidden(planted(UNIFORM[:9]))
+    with pytest.raises(InputError, match="probes must be at least 1; got 0"):
+        spectral_density(A, probes=0)
+    with pytest.raises(InputError, match="bandwidth must be above zero; got 0"):
+        spectral_density(A, bandwidth=0)
+    for A in (Hidden(torch.full((900, 900), math.nan)), Dense(torch.full((3, 3), math.inf))):
+        with pytest.raises(InputError, match="NaN or infinite"):
+            spectral_density(A)
