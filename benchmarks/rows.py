@@ -162,8 +162,10 @@ def _trace_oracle(w: Workload) -> float:
 _ERROR_OF_ESTIMATE = 4 * peers.STANDARD_ERROR  # four standard errors
 
 _TRACES: dict[str, Contestant] = {
+    "curvlinops Hutchinson": peers.curvlinops_hutchinson,
     "curvlinops Hutch++": peers.curvlinops_hutchpp,
     "curvlinops XTrace": peers.curvlinops_xtrace,
+    "hessian-eigenthings Hutchinson": peers.eigenthings_hutchinson,
     "hessian-eigenthings Hutch++": peers.eigenthings_hutchpp,
     "PyHessian Hutchinson": peers.pyhessian_trace,
 }

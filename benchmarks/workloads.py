@@ -100,7 +100,7 @@ def layer_of_width(width: int, samples: int) -> Workload:
 
 @cache
 def smooth_mlp() -> Workload:
-    return _mlp((784, 512, 512, 10), nn.Tanh, 1000)
+    return _mlp((784, 512, 512, 10), nn.Tanh, 500)
 
 
 @cache

@@ -5,17 +5,17 @@ import math
 import matplotlib
 import pytest
 import torch
-from test_trace import Hidden, planted
 
-from lowland.curvature import density as density_module
 from lowland.curvature.density import spectral_density
 from lowland.curvature.lanczos import Dense
 from lowland.errors import InputError
+from test_trace import Hidden, one_thread, planted  # noqa: F401
 
 matplotlib.use("Agg")
 
 N = 700  # more than 80 steps of 8 probes, so that nothing is exact for being small
 UNIFORM = torch.linspace(-1, 3, N).double()
+MATRIX = planted(UNIFORM)
 
 
 def integral(density):
@@ -24,7 +24,7 @@ def integral(density):
 
 @pytest.fixture(scope="module")
 def uniform():
-    return spectral_density(Hidden(planted(UNIFORM)))
+    return spectral_density(Hidden(MATRIX))
 
 
 def smoothed(values, grid, sigma):
@@ -33,8 +33,7 @@ def smoothed(values, grid, sigma):
 
 
 def test_a_dense_matrix_gives_the_density_of_its_eigenvalues():
-    A = planted(UNIFORM)
-    found = spectral_density(Dense(A), bandwidth=0.1, points=2000)
+    found = spectral_density(Dense(MATRIX), bandwidth=0.1, points=2000)
     assert found.exact
     assert found.converged
     assert (found.matvecs, float(found.stderr.max())) == (0, 0)
@@ -45,7 +44,7 @@ def test_a_dense_matrix_gives_the_density_of_its_eigenvalues():
 
 @pytest.mark.parametrize("bandwidth", [None, 1e-6, 0.3])
 def test_it_integrates_to_one_at_any_bandwidth(bandwidth):
-    for A in (Dense(planted(UNIFORM)), Hidden(planted(UNIFORM))):
+    for A in (Dense(MATRIX), Hidden(MATRIX)):
         found = spectral_density(A, bandwidth=bandwidth, steps=20, probes=2)
         assert integral(found) == pytest.approx(1, abs=1e-5)  # five standard deviations each side
 
@@ -70,7 +69,7 @@ def test_residuals_hold_an_eigenvalue(uniform):
 def test_masses_and_moments_are_within_their_errors(uniform):
     for x in (-2.0, -0.5, 0.0, 1.234, 2.9, 4.0):
         share = uniform.below(x)
-        assert abs(share.value - float((UNIFORM < x).double().mean())) <= 3 * share.stderr + 1e-12
+        assert abs(share.value - float(UNIFORM.lt(x).double().mean())) <= 3 * share.stderr + 1e-12
         assert share.stderr < 0.02
     for power in (1, 2, 3):
         moment = uniform.average(lambda x, p=power: x**p)
@@ -78,7 +77,7 @@ def test_masses_and_moments_are_within_their_errors(uniform):
 
 
 def test_error_bars_of_averages_cover_the_truth():
-    A, truth = Hidden(planted(UNIFORM)), float(UNIFORM.exp().mean())
+    A, truth = Hidden(MATRIX), float(UNIFORM.exp().mean())
     found = [
         spectral_density(A, steps=12, probes=6, points=16, seed=seed).average(torch.exp)
         for seed in range(100)
@@ -114,7 +113,7 @@ def test_few_distinct_eigenvalues_are_found_exactly(dtype):
 
 
 def test_gauss_quadrature_is_exact_to_degree_two_m_minus_one():
-    A, m = planted(UNIFORM), 4
+    A, m = MATRIX, 4
     found = spectral_density(Hidden(A), steps=m, probes=2)
     v = torch.randn(N, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     v /= v.norm(dim=0)
@@ -126,10 +125,10 @@ def test_gauss_quadrature_is_exact_to_degree_two_m_minus_one():
 
 
 def test_probes_go_together_and_a_memory_limit_only_splits_them(monkeypatch, uniform):
-    A = Hidden(planted(UNIFORM))
+    A = Hidden(MATRIX)
     together = spectral_density(A, steps=20, probes=5)
     assert A.widths == [5] * 20
-    monkeypatch.setattr(density_module, "MEMORY", 2 * 20 * N * 8)  # two bases at once
+    monkeypatch.setattr("lowland.curvature.density.MEMORY", 2 * 20 * N * 8)  # two bases at once
     split = spectral_density(A, steps=20, probes=5)
     assert A.widths[20:] == [2] * 40 + [1] * 20
     torch.testing.assert_close(split.nodes, together.nodes, rtol=0, atol=1e-9)
@@ -153,7 +152,7 @@ def test_a_multiple_of_the_identity(scale):
 
 
 def test_too_few_steps_or_probes_are_not_called_converged():
-    A = Hidden(planted(UNIFORM))
+    A = Hidden(MATRIX)
     assert not spectral_density(A, steps=4, bandwidth=0.05).converged
     alone = spectral_density(A, probes=1, steps=40)
     assert not alone.converged
@@ -162,7 +161,7 @@ def test_too_few_steps_or_probes_are_not_called_converged():
 
 
 def test_the_seed_decides_and_the_global_state_does_not_move():
-    A, state = Hidden(planted(UNIFORM)), torch.get_rng_state()
+    A, state = Hidden(MATRIX), torch.get_rng_state()
     one, same, other = (spectral_density(A, steps=5, seed=s).nodes for s in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)

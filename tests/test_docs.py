@@ -111,6 +111,13 @@ def test_data_page_runs_and_lists_every_set(desk):
         assert f"| `{name}` |" in text
 
 
+def test_curvature_page_runs(desk):
+    printed = follow(DOCS / "curvature.md", desk, "python")
+    assert "double backward, kept graphs" in printed
+    assert "converged" in printed
+    assert "Diagonal(4 parameters exact" in printed
+
+
 def test_new_measure_is_one_file(desk, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry.registered()))
     page = DOCS / "add_a_measure.md"

@@ -5,16 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_trace import Hidden, planted
 
+from lowland.curvature.density import spectral_density
 from lowland.curvature.lanczos import Dense
 from lowland.curvature.spectrum import (
+    _radau_error,
     condition_number,
     effective_dimension,
     frobenius_norm,
     negative_eigenvalues,
 )
 from lowland.errors import InputError
+from test_trace import Hidden, one_thread, planted  # noqa: F401
 
 N = 700  # more than 80 steps of 8 probes, so that nothing is exact for being small
 INDEFINITE = torch.cat([torch.tensor([20.0, 10, 5, -4]), torch.linspace(-0.5, 0.6, N - 4)])
@@ -109,6 +111,24 @@ def test_effective_dimension_with_too_few_steps_is_not_called_converged():
     assert not rough.converged
     truth = dimension(10.0 ** torch.linspace(-6, 2, N).double(), 1e-4)
     assert abs(rough.value - truth) <= 3 * rough.stderr
+
+
+def test_gauss_and_radau_hold_the_mean_of_every_probe():
+    values = torch.cat([torch.zeros(500), 10.0 ** torch.linspace(-3, 2, N - 500)]).double()
+    matrix, alpha = planted(values), 1.0
+    v = torch.randn(N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    v /= v.norm(dim=0)
+    inverse = torch.linalg.inv(matrix + alpha * torch.eye(N))
+    truth = float((v * (matrix @ inverse @ v)).sum(0).mean())
+    widths = []
+    for steps in (5, 10, 20, 40):
+        density = spectral_density(Hidden(matrix), steps=steps, probes=3)
+        gauss = float((density.weights * density.nodes / (density.nodes + alpha)).sum(1).mean())
+        widths.append(2 * _radau_error(density, alpha))
+        assert gauss - widths[-1] <= truth <= gauss
+    assert widths == sorted(widths, reverse=True)
+    # the pole is 1/100 of the range away: widths fall like exp(-4 steps sqrt(1/100)), here by 1e-6
+    assert widths[-1] < 1e-5 * widths[0]
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -53,35 +53,48 @@ class Density:
         state = "" if self.converged else ", NOT converged"
         return f"Density([{low:.4g}, {high:.4g}], {how}, {self.matvecs} products{state})"
 
-    def average(self, f: Callable[[Tensor], Tensor], rtol: float = 0.05) -> Estimate:
-        """The mean of ``f(eigenvalue)``, that is ``tr f(A) / n``, for a smooth ``f``.
+    def average(
+        self, f: Callable[[Tensor], Tensor], *, quadrature: float = 0.0, rtol: float = 0.05
+    ) -> Estimate:
+        """The mean of ``f(eigenvalue)``, that is ``tr f(A) / n``.
 
-        The standard error has two parts: the spread over probes, and what the last quarter of the
-        Lanczos steps changed, which bounds the error of a quadrature that converges.
+        The standard error joins the spread over probes and the error of the quadrature: what the
+        last quarter of the steps changed, or ``quadrature`` if that is more. The change alone tells
+        enough where ``f`` is smooth on the scale of the whole spectrum.
         """
         values = (self.weights * f(self.nodes)).sum(1)  # (probes,)
         before = (self.coarse[1] * f(self.coarse[0])).sum(1)
-        return self._estimate(values, abs(float(values.mean() - before.mean())), rtol)
+        value = float(values.mean())
+        if self.exact:
+            return Estimate(value, 0.0, self.matvecs, True, "exact")
+        quadrature = max(quadrature, abs(value - float(before.mean())))
+        stderr = math.hypot(_standard_error(values), quadrature)
+        done = stderr <= max(rtol * abs(value), 1e-12)
+        return Estimate(value, stderr, self.matvecs, done, "Lanczos quadrature")
 
-    def below(self, x: float, rtol: float = 0.05) -> Estimate:
-        """The share of eigenvalues below ``x``.
+    def below(self, x: float, *, rtol: float = 0.05) -> Estimate:
+        """The share of eigenvalues below ``x``."""
 
-        A node's weight stands for eigenvalues around it. How much of it may lie across ``x``: no
-        more than the two nodes next to x have (Chebyshev, Markov, Stieltjes), nor than the weights
-        times ``(residual / distance)^2``. The smaller width, over sqrt(12) as for a number that may
-        lie anywhere inside, is part of the standard error.
+        def step(nodes: Tensor) -> Tensor:
+            return (nodes < x).double()
+
+        return self.average(step, quadrature=self.monotone_error(step), rtol=rtol)
+
+    def monotone_error(self, f: Callable[[Tensor], Tensor]) -> float:
+        """The error of the quadrature of a monotone ``f``, from its bounds.
+
+        A node's weight stands for eigenvalues between its two neighbours (Chebyshev, Markov,
+        Stieltjes), and three quarters of it at least for such within two residuals. The tighter
+        interval is divided by sqrt(12), as the mean may lie anywhere inside.
         """
-        under = self.nodes < x
-        values = (self.weights * under).sum(1)
-        nearest_under = torch.where(under, self.nodes, -torch.inf).max(1, keepdim=True)
-        nearest_over = torch.where(under, torch.inf, self.nodes).min(1, keepdim=True)
-        beside = torch.zeros_like(values)
-        for nearest in (nearest_under, nearest_over):
-            weight = self.weights.gather(1, nearest.indices)
-            beside += torch.where(nearest.values.isfinite(), weight, 0)[:, 0]
-        share = (self.residuals / (self.nodes - x).abs()).clamp(max=1).nan_to_num(0) ** 2
-        across = torch.minimum(beside, (self.weights * share).sum(1))
-        return self._estimate(values, float(across.mean()) / math.sqrt(12), rtol)
+        at = f(self.nodes)
+        low, high = (f(self.nodes + sign * 2 * self.residuals) for sign in (-1, 1))
+        under = torch.cat([low[:, :1], at[:, :-1]], 1)
+        over = torch.cat([at[:, 1:], high[:, -1:]], 1)
+        by_neighbours, by_residuals = (
+            (self.weights * difference).sum(1).abs() for difference in (over - under, high - low)
+        )
+        return float(torch.minimum(by_neighbours, by_residuals).mean()) / math.sqrt(12)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the density with its standard error on matplotlib axes, logarithmic upwards."""
@@ -96,14 +109,6 @@ class Density:
             ax.fill_between(x, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
         ax.set(xlabel="eigenvalue", ylabel="density", ylim=(floor, None))
         return ax
-
-    def _estimate(self, values: Tensor, systematic: float, rtol: float) -> Estimate:
-        value = float(values.mean())
-        if self.exact:
-            return Estimate(value, 0.0, self.matvecs, True, "exact")
-        stderr = math.hypot(_standard_error(values), systematic)
-        done = stderr <= max(rtol * abs(value), 1e-12)
-        return Estimate(value, stderr, self.matvecs, done, "Lanczos quadrature")
 
 
 def spectral_density(

@@ -58,12 +58,12 @@ class Factors:
         Both factors are symmetric, so one product of their upper triangles holds every entry once:
         a quarter of the work of the full sum.
         """
-        x, J = self.x[:, 0, 0], self.J[:, :, 0, 0]  # (n, in), (n, C, out)
+        x, J = self.x[:, 0, 0].T.contiguous(), self.J[:, :, 0, 0]  # (in, n), (n, C, out)
         out = J.shape[2]
         o1, o2 = torch.triu_indices(out, out, device=x.device)
-        i1, i2 = torch.triu_indices(x.shape[1], x.shape[1], device=x.device)
+        i1, i2 = torch.triu_indices(len(x), len(x), device=x.device)
         S = (J.mT @ (self.A @ J)).flatten(1).index_select(1, o1 * out + o2)
-        return S.T @ (x.index_select(1, i1) * x.index_select(1, i2))
+        return S.T @ (x.index_select(0, i1) * x.index_select(0, i2)).T
 
     def diagonal_sum(self) -> Tensor:
         """The sum over samples of the diagonals of the weight's block, (M,)."""

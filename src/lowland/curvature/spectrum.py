@@ -4,8 +4,9 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from lowland.curvature.density import SMALL, eigenvalues, spectral_density
+from lowland.curvature.density import SMALL, Density, eigenvalues, spectral_density
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import Dense, Operator, _rounding, eigsh
 from lowland.curvature.trace import finite, power_trace
@@ -51,8 +52,30 @@ def effective_dimension(
     if not alpha > 0:
         raise InputError(f"alpha must be above zero; got {alpha}")
     density = spectral_density(A, steps=steps, probes=probes, seed=seed)
-    share = density.average(lambda x: x.clamp_min(0) / (x.clamp_min(0) + alpha), rtol)
+
+    def determined(x: Tensor) -> Tensor:
+        return x.clamp_min(0) / (x.clamp_min(0) + alpha)
+
+    # no eigenvalue is negative as seen from -alpha, the pole: f is smooth, and has close bounds
+    smooth = float(density.nodes.min()) >= -alpha / 100
+    error = _radau_error(density, alpha) if smooth else density.monotone_error(determined)
+    share = density.average(determined, quadrature=error, rtol=rtol)
     return replace(share, value=A.size * share.value, stderr=A.size * share.stderr)
+
+
+def _radau_error(density: Density, alpha: float) -> float:
+    """Half the distance between the Gauss and Gauss-Radau quadratures of ``alpha / (x + alpha)``.
+
+    The mean is between them, if all eigenvalues are above the node that Radau prescribes (Golub &
+    Meurant 2010, Ch. 6). The rows of the larger Jacobi matrix follow from nodes, weights and
+    residuals: first and last components of its vectors have alternating signs.
+    """
+    x, w, residuals = density.nodes, density.weights, density.residuals
+    node = -alpha / 50
+    signs = (-1.0) ** torch.arange(x.shape[1], device=x.device)
+    coupling = (signs * w.sqrt() * residuals / (x + alpha)).sum(1)
+    corner = alpha + node + (residuals**2 * (1 / (x - node) - 1 / (x + alpha))).sum(1)
+    return float((alpha * coupling**2 / corner).mean()) / 2
 
 
 def negative_eigenvalues(

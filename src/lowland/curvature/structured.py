@@ -46,10 +46,11 @@ def trace(
     return _structured_trace(A, rtol, max_matvecs, seed)
 
 
-def _structured_trace(A: Curvature, rtol: float, max_matvecs: int | None, seed: int) -> Estimate:
-    plan = _Plan.of(A.problem, A.kind, A.params)
+def _structured_trace(A: Hessian | GGN, rtol: float, max_matvecs: int | None, seed: int) -> Estimate:
+    kind: Kind = "hessian" if isinstance(A, Hessian) else "ggn"
+    plan = _Plan.of(A.problem, kind, A.params)
     dear = plan.passes > _TRACE_PASSES
-    diagonals = exact_diagonal(A.problem, plan.layers, "ggn" if dear else A.kind)
+    diagonals = exact_diagonal(A.problem, plan.layers, "ggn" if dear else kind)
     method = "exact, by layer structure"
     parts = {
         name: Estimate(float(d.sum()), 0.0, 0, True, method)
