@@ -224,17 +224,24 @@ def hutchinson_probes(w: Workload) -> int:
     return math.ceil((forms.std() / forms.mean() / STANDARD_ERROR).square().item())
 
 
-@cache
 def hutchpp_products(w: Workload) -> int:
+    products = _hutchpp_products(w)
+    if products is None:
+        raise RuntimeError("it needs more products than Hutchinson's estimator")
+    return products
+
+
+@cache
+def _hutchpp_products(w: Workload) -> int | None:
     """Products for 1 % standard error, from hessian-eigenthings' own error estimate."""
-    H, most, products = eigenthings(w), hutchinson_probes(w), 30
-    while products < most:
+    H, products = eigenthings(w), 30
+    while products < hutchinson_probes(w):
         found = hutch_plus_plus(H, num_matvecs=products, seed=0)
         excess = found.stderr / abs(found.estimate) / STANDARD_ERROR
         if excess <= 1:
             return products
-        products = 3 * math.ceil(products * min(excess, 2) / 3)  # the error falls as 1/products
-    raise RuntimeError(f"Hutchinson's {most} products reach the standard error first")
+        products = 3 * math.ceil(products * min(excess, 3) / 3)  # the error falls as 1/products
+    return None
 
 
 def pyhessian_trace(w: Workload) -> Callable[[], float]:

@@ -42,9 +42,11 @@ def _with_error(value: float, stderr: float) -> str:
     if not math.isfinite(stderr):
         return f"{value:.3g} ± {stderr}"
     place = math.floor(math.log10(float(f"{stderr:.1g}")))  # of the error's leading digit
+    if abs(value) < stderr:
+        place -= 1  # or nothing would be left of the value
     rounded = round(value, -place) + 0.0  # no minus in front of zero
     if -4 <= place < 6:
         decimals = max(0, -place)
-        return f"{rounded:.{decimals}f} ± {round(stderr, -place):.{decimals}f}"
+        return f"{rounded:.{decimals}f} ± {float(f'{stderr:.1g}'):.{decimals}f}"
     digits = math.floor(math.log10(abs(rounded))) - place + 1 if rounded else 1
     return f"{rounded:.{digits}g} ± {stderr:.1g}"

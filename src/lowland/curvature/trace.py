@@ -8,10 +8,11 @@ estimates what the range of the products with all the others leaves out,
 with ``Q_i`` an orthonormal basis of ``{A w_j : j != i}``. All of them come from one QR
 factorisation ``A W = Q R``: ``P_i = Q (I - s_i s_i^T) Q^T``, with ``s_i`` the normalised column i
 of ``R^-T``. Test vectors lie on a sphere, so that ``(I - P_i) w_i`` can be given the length it
-has on average (their Sec. 2.3): with signs the error on a flat spectrum was up to 2.6 times larger.
+has on average: with signs the error was the same on decaying spectra, and 1.9 times as large on a
+flat one (n = 300, m = 32).
 
 The standard error is not the paper's. The ``X_i`` share test vectors, and ``std(X) / sqrt(m)``
-leaves their covariance out: on planted spectra it was .4 to .95 of the true error, and its interval
+leaves their covariance out: on planted spectra it was .4 to 1 of the true error, and its interval
 of two standard errors held the truth in 45 to 94 % of the runs. With ``X_ij`` the estimate of
 ``w_i`` that leaves ``w_j`` out as well, ``cov(X_i, X_j) = E (X_i - X_ij)(X_j - X_ji)`` exactly,
 because every ``X_i`` is unbiased given the other vectors. That costs no product, makes the
@@ -52,7 +53,9 @@ def trace(
 
     With ``method="xtrace"`` the range grows while that is the cheapest way to the tolerance, going
     by how the spread fell so far. Otherwise the range stays, and more vectors sample what it leaves
-    out ("XTrace + Hutchinson"); or a whole basis gives the exact trace of a small matrix.
+    out ("XTrace + Hutchinson"); or a whole basis gives the exact trace of a small matrix. To 1 %,
+    with n = 1000, that took 40 products for eigenvalues ``0.8^k`` (Hutchinson 2,200), 60 for
+    ``1/k`` (570), 32 for ten outliers over a decaying bulk (2,200), 20 for a flat spectrum (10).
 
     Args:
         A: anything with ``size``, ``dtype``, ``device`` and ``@``. If it has ``slices`` (names to
@@ -279,10 +282,10 @@ class Plan:
             self.spreads[m] = spread
             wider = m * (F ** (1 / (self._decay(m) + 0.5)) - 1)
             costs["grow"] = 2 * wider
-        if left < 1:
+        if left < 2:  # one sample more would have no spread
             return "stop", 0
         step = min(costs, key=lambda name: costs[name])
-        if step == "grow" and left > 1:
+        if step == "grow":
             wanted = min(max(FIRST, m // 2), max(4, math.ceil(wider)))
             return "grow", min(wanted, left // 2, n - r)
         if step == "finish":
@@ -292,7 +295,7 @@ class Plan:
     def _decay(self, m: int) -> float:
         """The exponent p, measured against half as many test vectors."""
         before = max((k for k in self.spreads if 2 * k <= m), default=m)
-        if before == m or not self.spreads[m]:
+        if before == m or not self.spreads[m] or not self.spreads[before]:
             return 0.5
         return max(0.0, math.log(self.spreads[before] / self.spreads[m]) / math.log(m / before))
 
