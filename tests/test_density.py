@@ -9,7 +9,7 @@ import torch
 from lowland.curvature.density import spectral_density
 from lowland.curvature.lanczos import Dense
 from lowland.errors import InputError
-from test_trace import Hidden, one_thread, planted  # noqa: F401
+from planted import Hidden, planted
 
 matplotlib.use("Agg")
 

@@ -7,13 +7,11 @@ import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.curvature.lanczos import Dense
 from lowland.errors import InputError
+from planted import planted as matrix_with
 
 
-def planted(values: torch.Tensor, seed: int = 0) -> Dense:
-    generator = torch.Generator().manual_seed(seed)
-    n = len(values)
-    Q = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
-    return Dense((Q * values) @ Q.T)
+def planted(values: torch.Tensor) -> Dense:
+    return Dense(matrix_with(values))
 
 
 SPECTRUM = torch.cat([torch.tensor([9.0, -7, 5, 4, 3, -2.5]), torch.linspace(-1, 1, 294)]).double()

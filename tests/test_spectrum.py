@@ -16,7 +16,7 @@ from lowland.curvature.spectrum import (
     negative_eigenvalues,
 )
 from lowland.errors import InputError
-from test_trace import Hidden, one_thread, planted  # noqa: F401
+from planted import Hidden, planted
 
 N = 700  # more than 80 steps of 8 probes, so that nothing is exact for being small
 INDEFINITE = torch.cat([torch.tensor([20.0, 10, 5, -4]), torch.linspace(-0.5, 0.6, N - 4)])

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, _rounding
-from lowland.curvature.trace import finite
+from lowland.curvature.lanczos import Dense, Operator, rounding
+from lowland.curvature.sketch import finite
 from lowland.errors import InputError
 
 SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
@@ -219,7 +219,7 @@ def _recurrences(A: Operator, steps: int, probes: int, seed: int) -> tuple[Tenso
                 w = _outside(basis[:, : k + 1], w)
             norm = w.double().norm(dim=1)
             scale = torch.maximum(alpha.abs().amax(1), beta.amax(1))
-            alive = alive & (norm > _rounding(A.dtype) * scale)
+            alive = alive & (norm > rounding(A.dtype) * scale)
             beta[:, k] = torch.where(alive, norm, 0)
             q = torch.where(alive[:, None], w / norm[:, None].to(w.dtype), 0)
             if not alive.any():

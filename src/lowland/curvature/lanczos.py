@@ -107,14 +107,14 @@ def eigsh(
             )
         matvecs += Q.shape[1]
         V, AV = torch.cat([V, Q], 1), torch.cat([AV, W], 1)
-        T = _bordered(T, (V.T @ W).double())
+        T = bordered(T, (V.T @ W).double())
         theta, Y = torch.linalg.eigh(T)
         order = _order(theta, which)
         theta, Y = theta[order], Y[:, order]
         room = n - V.shape[1]
         Q, coupling = _orthonormal(W[:, :room], V, generator) if room else (V[:, :0], None)
 
-        allowed = (tol * theta[:k].abs()).clamp_min(_rounding(A.dtype) * theta.abs().max())
+        allowed = (tol * theta[:k].abs()).clamp_min(rounding(A.dtype) * theta.abs().max())
         # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
         last = Y[-W.shape[1] :, :k]
         expected = (coupling @ last).norm(dim=0) if coupling is not None else 0 * theta[:k]
@@ -162,12 +162,12 @@ def _order(theta: Tensor, which: End) -> Tensor:
     return keys[which].argsort()
 
 
-def _rounding(dtype: torch.dtype) -> float:
+def rounding(dtype: torch.dtype) -> float:
     """Residuals below this share of the norm of A are rounding errors of the products."""
     return 10 * torch.finfo(dtype).eps
 
 
-def _bordered(T: Tensor, columns: Tensor) -> Tensor:
+def bordered(T: Tensor, columns: Tensor) -> Tensor:
     """T with new last rows and columns, symmetric to the bit."""
     m, b = columns.shape
     grown = columns.new_zeros(m, m)
@@ -189,7 +189,7 @@ def _orthonormal(W: Tensor, V: Tensor, generator: torch.Generator) -> tuple[Tens
     W = W - V @ (V.T @ W)
     W = W - V @ (V.T @ W)  # twice is enough (Kahan, Parlett)
     Q, R = torch.linalg.qr(W)
-    lost = R.diagonal().abs() <= _rounding(W.dtype) * scale
+    lost = R.diagonal().abs() <= rounding(W.dtype) * scale
     if lost.any():
         Q = Q.clone()
         fresh = torch.randn(Q[:, lost].shape, dtype=Q.dtype, device=Q.device, generator=generator)

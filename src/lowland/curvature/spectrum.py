@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lowland.curvature.density import SMALL, Density, eigenvalues, spectral_density
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, _rounding, eigsh
-from lowland.curvature.trace import finite, power_trace
+from lowland.curvature.lanczos import Dense, Operator, eigsh, rounding
+from lowland.curvature.sketch import finite
+from lowland.curvature.xtrace import power_trace
 from lowland.errors import InputError
 
 
@@ -101,8 +102,8 @@ def negative_eigenvalues(
     density = spectral_density(A, steps=steps, probes=probes, seed=seed)
     if threshold is None:
         largest = float(density.nodes.abs().max())
-        rounding = A.size * torch.finfo(A.dtype).eps * largest
-        threshold = rounding if density.exact else max(density.bandwidth, rounding)
+        floor = A.size * torch.finfo(A.dtype).eps * largest
+        threshold = floor if density.exact else max(density.bandwidth, floor)
     if not threshold >= 0:
         raise InputError(f"threshold must not be negative; got {threshold}")
     share = density.below(-threshold)
@@ -144,9 +145,9 @@ def condition_number(
     products = top.matvecs + bottom.matvecs
     found = top.converged and bottom.converged
     low, high = float(bottom.values[0]), float(top.values[0])
-    rounding = _rounding(A.dtype) * max(-low, high)
-    low_error = max(float(bottom.residuals[0]), rounding)
-    high_error = max(float(top.residuals[0]), rounding)
+    floor = rounding(A.dtype) * max(-low, high)
+    low_error = max(float(bottom.residuals[0]), floor)
+    high_error = max(float(top.residuals[0]), floor)
     if abs(low) <= low_error or abs(high) <= high_error:
         why = "Lanczos: singular to within the residual"
         return Estimate(math.inf, math.inf, products, found, why)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature.lanczos import Dense, Operator, _rounding
-from lowland.curvature.trace import Plan, Sketch, allowed, finite, inner
+from lowland.curvature.lanczos import Dense, Operator, rounding
+from lowland.curvature.sketch import Plan, Sketch, allowed, finite, inner
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def estimate_diagonal(
         if m + k:
             value = (m * mean + k * inside + fresh[0]) / (m + k)
             stderr = ((m**2 * variance + k * _variance(fresh, k)) / (m + k) ** 2).sqrt()
-        rounding = _rounding(A.dtype) * float(sketch.H.norm())
-        stderr = stderr.clamp_min(rounding / math.sqrt(A.size))
-        target = max(rtol * float(value.norm()), (1 + 1e-9) * rounding)
+        floor = rounding(A.dtype) * float(sketch.H.norm())
+        stderr = stderr.clamp_min(floor / math.sqrt(A.size))
+        target = max(rtol * float(value.norm()), (1 + 1e-9) * floor)
         error = float(stderr.norm())
         step, count = plan.next(sketch, k, error, target, error * math.sqrt(m))
         if step == "grow":

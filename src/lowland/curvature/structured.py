@@ -19,7 +19,7 @@ from lowland.curvature.lanczos import Dense, Operator
 from lowland.curvature.layers import Layer, layers
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
-from lowland.curvature.trace import trace as estimate_trace
+from lowland.curvature.xtrace import estimate_trace
 from lowland.problem import Problem
 
 # Double backward passes up to which the remainder is exact rather than estimated. A trace takes
@@ -46,7 +46,9 @@ def trace(
     return _structured_trace(A, rtol, max_matvecs, seed)
 
 
-def _structured_trace(A: Hessian | GGN, rtol: float, max_matvecs: int | None, seed: int) -> Estimate:
+def _structured_trace(
+    A: Hessian | GGN, rtol: float, max_matvecs: int | None, seed: int
+) -> Estimate:
     kind: Kind = "hessian" if isinstance(A, Hessian) else "ggn"
     plan = _Plan.of(A.problem, kind, A.params)
     dear = plan.passes > _TRACE_PASSES

@@ -1,40 +1,19 @@
 """Planted spectra, the papers' definitions word by word, and error bars that must be true."""
 
 import math
-import sys
 
 import pytest
 import torch
 
+from lowland.curvature import sketch
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import Dense
+from lowland.curvature.sketch import Sketch
 from lowland.curvature.stochastic_diagonal import _leave_one_out, estimate_diagonal
-from lowland.curvature.trace import LeaveOneOut, Sketch, trace
+from lowland.curvature.xtrace import LeaveOneOut
+from lowland.curvature.xtrace import estimate_trace as trace
 from lowland.errors import InputError
-
-
-class Hidden:
-    """A matrix of which an algorithm sees products alone, and which counts them."""
-
-    def __init__(self, matrix, slices=None):
-        self.matrix, self.size = matrix, len(matrix)
-        self.dtype, self.device = matrix.dtype, matrix.device
-        self.matvecs, self.widths = 0, []
-        if slices:
-            self.slices = slices
-
-    def __matmul__(self, V):
-        self.widths.append(V.shape[1] if V.ndim > 1 else 1)
-        self.matvecs += self.widths[-1]
-        return self.matrix @ V
-
-
-def planted(values, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    n = len(values)
-    Q = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
-    return (Q * values) @ Q.T
-
+from planted import Hidden, planted
 
 N = 200
 SPECTRA = {
@@ -47,14 +26,6 @@ SPECTRA = {
 }
 SPECTRA = {name: values.double() for name, values in SPECTRA.items()}
 SLICES = {"a": slice(0, 30), "b": slice(30, 120), "c": slice(120, N)}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():  # the matrices are small, and threads wait for each other longer than they work
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sketch_of(A, m, seed=0, signs=False):
@@ -269,8 +240,8 @@ def test_products_go_in_blocks_and_none_is_repeated(monkeypatch):
     found = trace(A, rtol=1e-3, max_matvecs=120)
     assert found.samples == A.matvecs
     assert len(A.widths) <= 12
-    module = sys.modules[Sketch.__module__]  # the package has a function of the same name
-    monkeypatch.setattr(module, "MEMORY", 3 * 8 * N * 10)  # ten test vectors, then no wider range
+
+    monkeypatch.setattr(sketch, "MEMORY", 3 * 8 * N * 10)  # ten test vectors, then no wider range
     frozen = trace(A, rtol=1e-3, max_matvecs=120)
     assert frozen.method == "XTrace + Hutchinson"
     assert abs(frozen.value - float(SPECTRA["power"].sum())) < 4 * frozen.stderr
