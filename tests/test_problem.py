@@ -100,6 +100,11 @@ def test_it_works_where_gradients_are_switched_off():
         torch.testing.assert_close(ll.layer_hessian(problem, ""), expected)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(ll.layer_hessian(problem, ""), expected)
+    H, v = ll.hessian(problem), torch.ones(15)
+    product = H @ v
+    for context in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        with context:
+            torch.testing.assert_close(H @ v, product)
 
 
 def test_dtype_measures_a_copy():

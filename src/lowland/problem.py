@@ -198,9 +198,7 @@ class Problem:
             self.model.eval()
             with (
                 _random_state_kept(),
-                torch.inference_mode(False),
-                torch.enable_grad(),
-                torch.autocast(self.device.type, enabled=False),
+                differentiating(self.device),
                 sdpa_kernel(SDPBackend.MATH),
             ):
                 yield
@@ -308,6 +306,17 @@ def _check_labels(data: Batches, classes: int) -> None:
             f"{data.split} labels run from {low} to {high}, but the model has {classes} outputs; "
             f"labels must be 0 to {classes - 1}"
         )
+
+
+@contextlib.contextmanager
+def differentiating(device: torch.device) -> Iterator[None]:
+    """Gradients, in full precision, whatever the caller has switched on or off."""
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        yield
 
 
 @contextlib.contextmanager

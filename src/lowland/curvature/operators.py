@@ -1,7 +1,7 @@
 """Curvature matrices of the mean training loss as operators: products without the matrix."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -16,7 +16,12 @@ from lowland.curvature.memory import graph_bytes, samples_within
 from lowland.curvature.products import BatchProduct
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
+
+# Ways of multiplying that run no model once their graph is made.
+_ON_GRAPHS = {
+    way.name for way in (products.DoubleBackward, products.Remainder, products.GaussNewton)
+}
 
 
 class Curvature(ABC):
@@ -47,7 +52,8 @@ class Curvature(ABC):
             self._build, self.strategy = self._choose()
             each = graph_bytes(problem, self._build)
             self._chunk = min(samples_within(problem, each), problem.train.batch_size)
-            self.kept = each * len(problem.train) <= problem.memory
+            fits = each * len(problem.train) <= problem.memory
+            self.kept = fits and self.strategy in _ON_GRAPHS
         self._graphs: list[BatchProduct] | None = None
 
     @abstractmethod
@@ -69,21 +75,19 @@ class Curvature(ABC):
             )
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
         sums = torch.zeros_like(columns)
-        with self.problem.measuring():
-            for product in self._products():
+        if self.kept and self._graphs is None:
+            with self.problem.measuring():
+                self._graphs = list(self._made())
+        # Kept graphs need nothing of the model any more, and so none of the care it is run with.
+        with differentiating(self.device) if self.kept else self.problem.measuring():
+            for product in self._graphs or self._made():
                 for j, v in enumerate(columns.unbind(1)):
                     parts = product(self._shaped(v))
                     sums[:, j] += torch.cat([p.reshape(-1) for p in parts])
         return (total(sums) / self._count).reshape(V.shape)
 
-    def _products(self):  # type: ignore[no-untyped-def]
-        if self._graphs is not None:
-            return self._graphs
-        made = (self._build(batch) for batch in self.problem.batches("train", self._chunk))
-        if self.kept:
-            self._graphs = list(made)
-            return self._graphs
-        return made
+    def _made(self) -> Iterator[BatchProduct]:
+        return (self._build(batch) for batch in self.problem.batches("train", self._chunk))
 
     def _shaped(self, v: Tensor) -> list[Tensor]:
         return [
