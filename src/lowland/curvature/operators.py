@@ -74,17 +74,17 @@ class Curvature(ABC):
                 f"{tuple(V.shape)}"
             )
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
-        sums = torch.zeros_like(columns)
         if self.kept and self._graphs is None:
             with self.problem.measuring():
                 self._graphs = list(self._made())
         # Kept graphs need nothing of the model any more, and so none of the care it is run with.
         with differentiating(self.device) if self.kept else self.problem.measuring():
+            sums = torch.zeros_like(columns)
             for product in self._graphs or self._made():
                 for j, v in enumerate(columns.unbind(1)):
                     parts = product(self._shaped(v))
                     sums[:, j] += torch.cat([p.reshape(-1) for p in parts])
-        return (total(sums) / self._count).reshape(V.shape)
+            return (total(sums) / self._count).reshape(V.shape)
 
     def _made(self) -> Iterator[BatchProduct]:
         return (self._build(batch) for batch in self.problem.batches("train", self._chunk))
