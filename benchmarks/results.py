@@ -69,7 +69,7 @@ def table(outcomes: list[Outcome]) -> str:
         cells = [
             o.row.work,
             o.workload,
-            str(o.ours.timing or o.ours.failure),
+            str(o.ours.timing or "failed"),
             against,
             str(theirs),
             _ratio(o),
@@ -97,7 +97,7 @@ def _floor(o: Outcome) -> str:
 def _reached(o: Outcome) -> str:
     if o.reached:
         return "yes"
-    return f"**no**: {o.ours.failure or o.row.missed or 'not explained yet'}"
+    return f"**no**: {_one_line(o.ours.failure) or o.row.missed or 'not explained yet'}"
 
 
 def _details(o: Outcome) -> list[str]:

@@ -41,9 +41,9 @@ def main() -> None:
                 (FOLDER / "results.md").write_text(page(outcomes))
     if CHART in chosen and not options.check:
         scaling.draw(scaling.measure(say), FOLDER / "scaling.svg")
-    if options.check:
-        sys.exit(any(outcome.ours.failure for outcome in outcomes))
-    print(table(outcomes))
+    if not options.check:
+        print(table(outcomes))
+    sys.exit(any(outcome.ours.failure for outcome in outcomes))
 
 
 def say(line: str) -> None:

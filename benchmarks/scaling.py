@@ -77,6 +77,9 @@ def draw(points: list[Point], path: Path) -> None:
             ax.loglog(
                 [p.at for p in chosen], [p.seconds for p in chosen], marker=marker, label=name
             )
+        sizes = sorted({p.at for p in points if p.axis == axis})
+        ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        ax.minorticks_off()
         ax.set_xlabel(title)
         ax.grid(alpha=0.3)
     axes[0].set_ylabel("seconds")

@@ -67,12 +67,13 @@ def test_matrices_with_invariant_subspaces(matrix):
     torch.testing.assert_close(found.values.abs(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_all_eigenpairs_of_a_small_matrix(n):
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_all_eigenpairs_of_a_small_matrix(n, block):
     A = planted(torch.arange(1.0, n + 1).double())
-    torch.testing.assert_close(
-        ll.eigsh(A, n, which="smallest").values, torch.arange(1.0, n + 1).double()
-    )
+    found = ll.eigsh(A, n, which="smallest", block=block)
+    torch.testing.assert_close(found.values, torch.arange(1.0, n + 1).double())
+    assert found.matvecs == n
 
 
 def test_the_whole_hessian_of_a_network():

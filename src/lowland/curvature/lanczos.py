@@ -94,10 +94,9 @@ def eigsh(
     capacity = min(n, max(2 * k, k + 40) + 4 * b)  # columns of the basis before a restart
     limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
 
-    V = torch.empty(n, 0, dtype=A.dtype, device=A.device)
-    AV = V
+    V, AV = _Columns(A, capacity + b), _Columns(A, capacity + b)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
-    Q, _ = _orthonormal(Q, V, generator)
+    Q, _ = _orthonormal(Q, V.all, generator)
     matvecs = 0
     while True:
         W = A @ Q
@@ -106,28 +105,55 @@ def eigsh(
                 "a product with the operator is NaN or infinite: the curvature is not defined here"
             )
         matvecs += Q.shape[1]
-        V, AV = torch.cat([V, Q], 1), torch.cat([AV, W], 1)
-        T = bordered(T, (V.T @ W).double())
+        V.append(Q)
+        AV.append(W)
+        T = bordered(T, (V.all.T @ W).double())
         theta, Y = torch.linalg.eigh(T)
         order = _order(theta, which)
         theta, Y = theta[order], Y[:, order]
-        room = n - V.shape[1]
-        Q, coupling = _orthonormal(W[:, :room], V, generator) if room else (V[:, :0], None)
-
         allowed = (tol * theta[:k].abs()).clamp_min(rounding(A.dtype) * theta.abs().max())
-        # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
-        last = Y[-W.shape[1] :, :k]
-        expected = (coupling @ last).norm(dim=0) if coupling is not None else 0 * theta[:k]
+
+        room = n - V.count
+        seem_done = False
+        if room:
+            Q, coupling = _orthonormal(W, V.all, generator)
+            # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
+            expected = (coupling @ Y[-W.shape[1] :, :k]).norm(dim=0)
+            seem_done = len(theta) >= k and bool((expected <= allowed).all())
+            Q = Q[:, :room]
         stop = matvecs >= limit or not room
-        if stop or V.shape[1] + b > capacity or (len(theta) >= k and (expected <= allowed).all()):
+        if stop or seem_done or V.count + b > capacity:
             kept = min(len(theta), max(k, capacity - max(b, (capacity - k) // 2)))
-            theta, Y = theta[:kept], Y[:, :kept].to(A.dtype)
-            V, AV, T = V @ Y, AV @ Y, torch.diag(theta)
-            count = min(k, kept)
-            residuals = (AV[:, :count] - V[:, :count] * theta[:count].to(A.dtype)).norm(dim=0)
-            done = count == k and bool((residuals.double() <= allowed).all())
+            theta, Y, T = theta[:kept], Y[:, :kept].to(A.dtype), torch.diag(theta[:kept])
+            V.turn(Y)
+            AV.turn(Y)
+            top, A_top = V.all[:, :k], AV.all[:, :k]
+            residuals = (A_top - top * theta[:k].to(A.dtype)).norm(dim=0).double()
+            done = len(residuals) == k and bool((residuals <= allowed).all())
             if done or stop:
-                return Eigenpairs(theta[:count], V[:, :count], residuals.double(), done, matvecs)
+                return Eigenpairs(theta[:k], top.clone(), residuals, done, matvecs)
+
+
+class _Columns:
+    """Columns of length n that grow in place: copying them at each step would cost more than it."""
+
+    def __init__(self, A: Operator, most: int) -> None:
+        self._rows = torch.empty(most, A.size, dtype=A.dtype, device=A.device)
+        self.count = 0
+
+    @property
+    def all(self) -> Tensor:
+        """(n, count)."""
+        return self._rows[: self.count].T
+
+    def append(self, columns: Tensor) -> None:
+        self._rows[self.count : self.count + columns.shape[1]] = columns.T
+        self.count += columns.shape[1]
+
+    def turn(self, Y: Tensor) -> None:
+        """Replace the columns by combinations of them, ``columns @ Y``."""
+        self._rows[: Y.shape[1]] = Y.T @ self._rows[: self.count]
+        self.count = Y.shape[1]
 
 
 @dataclass(frozen=True)
