@@ -100,7 +100,7 @@ def hold(row: Row, say: Callable[[str], None], *, check_only: bool = False) -> O
     for name, unit in units.items():
         unit()
         warm[name] = once(unit)[1]
-    again = [OURS, *_worth_repeating(entries)] if entries[OURS].timing else []
+    again = [OURS, *_worth_repeating(row, entries)] if entries[OURS].timing else []
     if check_only:
         timings = {name: Timing((warm[name],)) for name in units}
     else:
@@ -121,10 +121,11 @@ def hold(row: Row, say: Callable[[str], None], *, check_only: bool = False) -> O
     )
 
 
-def _worth_repeating(entries: dict[str, Entry]) -> list[str]:
+def _worth_repeating(row: Row, entries: dict[str, Entry]) -> list[str]:
     able = {e.name: e.timing.median for e in entries.values() if e.timing and not e.failure}
     able.pop(OURS, None)
-    limit = min(LONG_SECONDS, FAR_BEHIND * min(able.values(), default=0))
+    counting = [able[name] for name in row.against or row.peers if name in able]
+    limit = min(LONG_SECONDS, FAR_BEHIND * min(counting, default=0))
     return [name for name, seconds in able.items() if seconds <= limit]
 
 

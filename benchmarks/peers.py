@@ -112,7 +112,7 @@ def pyhessian_products(count: int) -> Contestant:
 
 
 def curvlinops_eigsh(k: int, tol: float) -> Contestant:
-    """ARPACK keeps its default basis, 2k + 1: on the ResNet 3k and 4k needed more products."""
+    """ARPACK keeps its default basis, 2k + 1: on a ResNet-8, 3k and 4k needed more products."""
 
     def prepare(w: Workload) -> Callable[[], Pairs]:
         start = torch.randn(w.size, generator=torch.Generator().manual_seed(0)).numpy()

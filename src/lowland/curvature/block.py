@@ -51,6 +51,9 @@ class LayerBlock:
         return f"LayerBlock({self.layer.name!r}, {self.kind}, size={self.size:,})"
 
     def __matmul__(self, V: Tensor) -> Tensor:
+        if self._parts[0].is_outer:
+            columns = [self._outer_product(v) for v in V.reshape(self.size, -1).unbind(1)]
+            return (total(torch.stack(columns, 1)) / self._count).reshape(V.shape)
         k = V.reshape(self.size, -1).shape[1]
         weights = V.reshape(*self.layer.shape, k)  # (G, out, in, k)
         sums = torch.zeros_like(weights)
@@ -60,6 +63,16 @@ class LayerBlock:
             y = torch.einsum("nctgo,nck->ntgok", J, u)
             sums += torch.einsum("ntgok,ntgi->goik", y, x)
         return (total(sums) / self._count).reshape(V.shape)
+
+    def _outer_product(self, v: Tensor) -> Tensor:
+        """The sum over samples of the blocks times v, for a layer that sees one vector."""
+        weights = v.view(self.layer.weight.shape)
+        sums = torch.zeros_like(weights)
+        for part in self._parts:
+            x, J = part.x[:, 0, 0], part.J[:, :, 0, 0]  # (n, in), (n, C, out)
+            Jp = (x @ weights.T).unsqueeze(1) @ J.mT  # (n, 1, C)
+            sums += (Jp @ part.A @ J)[:, 0].T @ x
+        return sums.flatten()
 
     def _chunks(self, columns: int):  # type: ignore[no-untyped-def]
         for part in self._parts:

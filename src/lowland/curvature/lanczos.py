@@ -96,7 +96,7 @@ def eigsh(
 
     V, AV = _Columns(A, capacity + b), _Columns(A, capacity + b)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
-    Q, _ = _orthonormal(Q, V.all, generator)
+    Q, _ = _orthonormal(Q, V.all, generator, V.all.T @ Q)
     matvecs = 0
     while True:
         W = A @ Q
@@ -107,7 +107,8 @@ def eigsh(
         matvecs += Q.shape[1]
         V.append(Q)
         AV.append(W)
-        T = bordered(T, (V.all.T @ W).double())
+        within = V.all.T @ W
+        T = bordered(T, within.double())
         theta, Y = torch.linalg.eigh(T)
         order = _order(theta, which)
         theta, Y = theta[order], Y[:, order]
@@ -116,7 +117,7 @@ def eigsh(
         room = n - V.count
         seem_done = False
         if room:
-            Q, coupling = _orthonormal(W, V.all, generator)
+            Q, coupling = _orthonormal(W, V.all, generator, within)
             # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
             expected = (coupling @ Y[-W.shape[1] :, :k]).norm(dim=0)
             seem_done = len(theta) >= k and bool((expected <= allowed).all())
@@ -205,16 +206,25 @@ def bordered(T: Tensor, columns: Tensor) -> Tensor:
     return grown
 
 
-def _orthonormal(W: Tensor, V: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of W's part outside of V, and R with ``W = V(...) + Q R``.
+def _qr(W: Tensor) -> tuple[Tensor, Tensor]:
+    if W.shape[1] > 1:
+        return torch.linalg.qr(W)
+    norm = W.norm()  # LAPACK takes ten times as long for a single column
+    return W / norm.clamp_min(torch.finfo(W.dtype).tiny), norm.view(1, 1)
+
+
+def _orthonormal(
+    W: Tensor, V: Tensor, generator: torch.Generator, within: Tensor
+) -> tuple[Tensor, Tensor]:
+    """An orthonormal basis of W's part outside of V, and R with ``W = V within + Q R``.
 
     A column that lies in V (an invariant subspace was found) is replaced by a random direction
     with no coupling, so that the search goes on in the rest of the space.
     """
     scale = W.norm(dim=0)
-    W = W - V @ (V.T @ W)
+    W = W - V @ within
     W = W - V @ (V.T @ W)  # twice is enough (Kahan, Parlett)
-    Q, R = torch.linalg.qr(W)
+    Q, R = _qr(W)
     lost = R.diagonal().abs() <= rounding(W.dtype) * scale
     if lost.any():
         Q = Q.clone()
@@ -222,6 +232,6 @@ def _orthonormal(W: Tensor, V: Tensor, generator: torch.Generator) -> tuple[Tens
         Q[:, lost] = fresh
         for _ in range(2):
             Q = Q - V @ (V.T @ Q)
-            Q = torch.linalg.qr(Q).Q
+            Q, _ = _qr(Q)
         R = Q.T @ W
     return Q, R.double()
