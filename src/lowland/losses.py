@@ -19,6 +19,9 @@ class Loss:
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
     classes: bool
+    second: Callable[[Tensor], Tensor] | None = (
+        None  # d2l/dz2 (N, C, C) of outputs (N, C), if known
+    )
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses of a batch, (N,)."""
@@ -71,9 +74,20 @@ def normalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(centred / torch.where(variance > 0, variance, 1).sqrt(), targets)
 
 
+def _cross_entropy_second(outputs: Tensor) -> Tensor:
+    """``diag(p) - p p^T``, whatever the label."""
+    p = outputs.softmax(1)
+    return torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+
+
+def _mse_second(outputs: Tensor) -> Tensor:
+    n, C = outputs.shape
+    return (2 / C * torch.eye(C, dtype=outputs.dtype, device=outputs.device)).expand(n, C, C)
+
+
 _NAMED = {
-    "cross_entropy": Loss("cross_entropy", cross_entropy, classes=True),
-    "mse": Loss("mse", mse, classes=False),
+    "cross_entropy": Loss("cross_entropy", cross_entropy, True, _cross_entropy_second),
+    "mse": Loss("mse", mse, False, _mse_second),
     "normalized_cross_entropy": Loss(
         "normalized_cross_entropy", normalized_cross_entropy, classes=True
     ),

@@ -82,7 +82,7 @@ class LayerBlock:
 
     def diagonal(self) -> Tensor:
         """The exact diagonal, (size,), in float64."""
-        sums = torch.stack([p.double().diagonal_sum() for p in self._parts]).sum(0)
+        sums = torch.stack([p.diagonal_sum().double() for p in self._parts]).sum(0)
         return total(sums) / self._count
 
     def trace(self) -> float:

@@ -35,8 +35,8 @@ def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor
     with problem.measuring():
         sums = torch.zeros(())
         for found in factors(problem, [chosen], kind):
-            part = found[name].double()
-            sums = sums + part.dense_sum()
+            part = found[name]
+            sums = sums + part.dense_sum().double()
         sums = total(sums) / problem.count()
         return unpacked(sums, *chosen.weight.shape) if part.is_outer else sums
 
@@ -48,12 +48,13 @@ def exact_diagonal(
     sums: dict[str, Tensor] = {}
     with problem.measuring():
         for found in factors(problem, chosen, kind):
-            for at, part in ((f.layer, f.double()) for f in found.values()):
+            for part in found.values():
+                at = part.layer
                 rows = {at.weight_name: part.diagonal_sum()}
                 if at.bias_name is not None:
                     rows[at.bias_name] = part.bias_diagonal_sum()
                 for name, value in rows.items():
-                    sums[name] = sums[name] + value if name in sums else value
+                    sums[name] = sums[name] + value.double() if name in sums else value.double()
         count = problem.count()
         return {
             name: (total(sums[name]) / count).view_as(p)

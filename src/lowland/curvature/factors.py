@@ -25,6 +25,11 @@ from lowland.problem import Problem
 
 Kind = Literal["hessian", "ggn"]
 
+# Bytes of factors in flight: more of them only leave the processor's caches.
+_CACHED = 1 << 27
+# Rows of Jacobians (outputs x samples) up to which they are computed in one vectorised pass.
+_BATCHED = 1 << 16
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -40,10 +45,6 @@ class Factors:
     def is_outer(self) -> bool:
         """Whether a gradient is one outer product: a dense layer that sees one vector."""
         return isinstance(self.layer, MatrixLayer) and self.x.shape[1:3] == (1, 1)
-
-    def double(self) -> "Factors":
-        """The same in float64, where sums over samples are taken."""
-        return Factors(self.layer, self.x.double(), self.J.double(), self.A.double(), self.route)
 
     def dense_sum(self) -> Tensor:
         """The sum over samples of the (M, M) blocks; :func:`unpacked` for an outer product's."""
@@ -104,7 +105,8 @@ def factors(
         one = next(problem.batches(split)).map(lambda t: t[:1])
         with tapped(chosen) as taps:
             z = problem.outputs(one.inputs)
-        size = samples_within(problem, _bytes(z, list(taps.values()), kind))
+        each = _bytes(z, list(taps.values()), kind)
+        size = min(samples_within(problem, each), max(_CACHED // each, 32))
         for batch in problem.batches(split, min(size, problem.data(split).batch_size)):
             yield _of_batch(problem, batch, chosen, kind)
 
@@ -129,7 +131,7 @@ def _bytes(z: Tensor, taps: list[Tap], kind: Kind) -> int:
         x = t.layer.inputs(t.x)
         outer = isinstance(t.layer, MatrixLayer) and x.shape[1:3] == (1, 1)
         numbers += x.numel() + C * t.a.numel() + C * C
-        numbers += x.numel() ** 2 if outer else 2 * C * t.layer.weight.numel()
+        numbers += 0 if outer else 2 * C * t.layer.weight.numel()
     return 8 * numbers
 
 
@@ -143,12 +145,12 @@ def _of_batch(
     found = {}
     if through:
         J = _jacobians(z, [t.a for t in through])
-        leaf = z.detach().requires_grad_()
-        A = second_derivative(problem.loss(leaf, batch.targets), leaf)
+        A = _output_curvature(problem, z.detach(), batch.targets)
         for t, columns in zip(through, J, strict=True):
-            stacked = torch.stack([t.layer.outputs(column) for column in columns], dim=1)
+            C, n = columns.shape[:2]
+            J_t = t.layer.outputs(columns.flatten(0, 1)).unflatten(0, (C, n)).transpose(0, 1)
             x = t.layer.inputs(t.x)
-            found[t.layer.name] = Factors(t.layer, x, stacked, A, "C backward passes")
+            found[t.layer.name] = Factors(t.layer, x, J_t, A, "C backward passes")
     for name, t in taps.items():
         if name not in found:
             x, eye = t.layer.inputs(t.x), _identity(t)
@@ -157,14 +159,35 @@ def _of_batch(
     return found
 
 
-def _jacobians(z: Tensor, points: list[Tensor]) -> list[list[Tensor]]:
-    """For each point a: the gradients of z_c with respect to a, one for each output c."""
+def _jacobians(z: Tensor, points: list[Tensor]) -> list[Tensor]:
+    """For each point a: the gradients of z_c with respect to a, (C, n, ...)."""
     flat = z.flatten(1)
+    n, C = flat.shape
+    units = torch.eye(C, dtype=z.dtype, device=z.device).unsqueeze(1).expand(C, n, C)
+    if C * n <= _BATCHED:  # all of them in one pass: as many samples, fewer calls
+        return list(
+            torch.autograd.grad(
+                flat,
+                points,
+                units,
+                retain_graph=True,
+                is_grads_batched=True,
+                materialize_grads=True,
+            )
+        )
     rows = [
-        torch.autograd.grad(flat[:, c].sum(), points, retain_graph=True, materialize_grads=True)
-        for c in range(flat.shape[1])
+        torch.autograd.grad(flat, points, unit, retain_graph=True, materialize_grads=True)
+        for unit in units
     ]
-    return [list(column) for column in zip(*rows, strict=True)]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
+    """``d2l/dz2`` of each sample, (n, C, C): in closed form where the loss has one."""
+    if problem.loss.second is not None and z.ndim == 2:
+        return problem.loss.second(z)
+    leaf = z.requires_grad_()
+    return second_derivative(problem.loss(leaf, targets), leaf)
 
 
 def _identity(tap: Tap) -> Tensor:
