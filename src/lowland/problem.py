@@ -19,6 +19,7 @@ from lowland.distributed import total_count
 from lowland.errors import InputError
 from lowland.losses import LossLike, resolve
 
+_BATCH = 1024  # samples at once, where nothing else decides
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -34,7 +35,8 @@ class Problem:
             tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
             ``"labels"``, as Transformers has it).
         test: the same for unseen data; measures that need it say so when it is missing.
-        batch_size: how many samples go through the model at once, at most.
+        batch_size: how many samples go through the model at once, at most; by default, as many
+            as is quick for the work at hand.
         memory: the bytes that curvature may keep in graphs and factors; what does not fit is
             computed in smaller chunks, or again for each product.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
@@ -53,7 +55,7 @@ class Problem:
         train: Any = None,
         test: Any = None,
         *,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         memory: int = 2 << 30,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -63,11 +65,11 @@ class Problem:
             raise InputError(
                 "no training data; pass train=(inputs, targets), a Dataset or a loader"
             )
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
         if memory < 1:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
-        self.memory = memory
+        self.memory, self._batch_size = memory, batch_size
         model = unwrap(model)
         _check_tensors(model)
         if dtype is None and any(p.dtype in _HALF for p in model.parameters()):
@@ -80,8 +82,9 @@ class Problem:
         if not self.params:
             raise InputError("the model has no parameters, so there is no weight space to measure")
         with _random_state_kept():  # shuffling loaders draw from the global generators
-            self.train = Batches(train, "train", batch_size)
-            self._test = Batches(test, "test", batch_size) if test is not None else None
+            size = batch_size or _BATCH
+            self.train = Batches(train, "train", size)
+            self._test = Batches(test, "test", size) if test is not None else None
         self._depth = 0
         self._check()
 
@@ -115,10 +118,14 @@ class Problem:
         """How many samples the split has, over all data-parallel ranks together."""
         return total_count(len(self.data(split)))
 
-    def batches(self, split: str = "train", size: int | None = None) -> Iterator[Batch]:
-        """Batches on the model's device, floating-point data in its precision."""
-        data = self.data(split)
-        return (self.place(batch) for batch in data.chunks(size or data.batch_size))
+    def batches(self, split: str = "train", size: int = _BATCH) -> Iterator[Batch]:
+        """Batches on the model's device, floating-point data in its precision.
+
+        ``size`` is what suits the work; a batch size of the user's own limits it.
+        """
+        if self._batch_size is not None:
+            size = min(size, self._batch_size)
+        return (self.place(batch) for batch in self.data(split).chunks(size))
 
     def place(self, batch: Batch) -> Batch:
         """The batch where and as the model wants it."""

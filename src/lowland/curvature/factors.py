@@ -25,8 +25,8 @@ from lowland.problem import Problem
 
 Kind = Literal["hessian", "ggn"]
 
-# Bytes of factors in flight: more of them only leave the processor's caches.
-_CACHED = 1 << 27
+# Entries of packed outer products in flight.
+_PAIRS = 1 << 22
 # Rows of Jacobians (outputs x samples) up to which they are computed in one vectorised pass.
 _BATCHED = 1 << 16
 
@@ -59,12 +59,17 @@ class Factors:
         Both factors are symmetric, so one product of their upper triangles holds every entry once:
         a quarter of the work of the full sum.
         """
-        x, J = self.x[:, 0, 0].T.contiguous(), self.J[:, :, 0, 0]  # (in, n), (n, C, out)
-        out = J.shape[2]
+        x, J = self.x[:, 0, 0], self.J[:, :, 0, 0]  # (n, in), (n, C, out)
+        out, inputs = J.shape[2], x.shape[1]
         o1, o2 = torch.triu_indices(out, out, device=x.device)
-        i1, i2 = torch.triu_indices(len(x), len(x), device=x.device)
-        S = (J.mT @ (self.A @ J)).flatten(1).index_select(1, o1 * out + o2)
-        return S.T @ (x.index_select(0, i1) * x.index_select(0, i2)).T
+        i1, i2 = torch.triu_indices(inputs, inputs, device=x.device)
+        packed = x.new_zeros(len(o1), len(i1))
+        size = max(1, _PAIRS // (len(o1) + len(i1)))
+        for x_, J_, A_ in zip(x.split(size), J.split(size), self.A.split(size), strict=True):
+            S = (J_.mT @ (A_ @ J_)).flatten(1).index_select(1, o1 * out + o2)
+            x_ = x_.T.contiguous()  # rows are copied faster than columns
+            packed += S.T @ (x_.index_select(0, i1) * x_.index_select(0, i2)).T
+        return packed
 
     def diagonal_sum(self) -> Tensor:
         """The sum over samples of the diagonals of the weight's block, (M,)."""
@@ -106,8 +111,7 @@ def factors(
         with tapped(chosen) as taps:
             z = problem.outputs(one.inputs)
         each = _bytes(z, list(taps.values()), kind)
-        size = min(samples_within(problem, each), max(_CACHED // each, 32))
-        for batch in problem.batches(split, min(size, problem.data(split).batch_size)):
+        for batch in problem.batches(split, samples_within(problem, each)):
             yield _of_batch(problem, batch, chosen, kind)
 
 

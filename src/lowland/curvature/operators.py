@@ -51,7 +51,7 @@ class Curvature(ABC):
         with problem.measuring():
             self._build, self.strategy = self._choose()
             each = graph_bytes(problem, self._build)
-            self._chunk = min(samples_within(problem, each), problem.train.batch_size)
+            self._chunk = samples_within(problem, each)
             fits = each * len(problem.train) <= problem.memory
             self.kept = fits and self.strategy in _ON_GRAPHS
         self._graphs: list[BatchProduct] | None = None
