@@ -20,6 +20,12 @@ PACKAGES = (
     "backpack-for-pytorch",
 )
 
+_CHART = """
+## Cost against width and samples
+
+![Seconds for the top 10 eigenpairs of one layer, against its width and samples](scaling.svg)
+"""
+
 
 def page(outcomes: list[Outcome]) -> str:
     """All of ``results.md``."""
@@ -28,6 +34,7 @@ def page(outcomes: list[Outcome]) -> str:
         f"{_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
         f"{platform.system()}, Python {platform.python_version()}"
     )
+    chart = _CHART if (Path(__file__).parent / "scaling.svg").exists() else ""
     details = "\n".join(line for outcome in outcomes for line in _details(outcome))
     return f"""# Benchmarks
 
@@ -41,11 +48,7 @@ that took over two minutes, or half as long again as the best one, was run once.
 - versions: {versions}
 
 {table(outcomes)}
-
-## Cost against width and samples
-
-![Seconds for the top 10 eigenpairs of one layer, against its width and samples](scaling.svg)
-
+{chart}
 ## Every contestant
 
 Times are also given in gradients of the same loss on the same data: the unit that carries over to

@@ -10,7 +10,6 @@ from lowland.batches import Batch
 from lowland.errors import InputError
 from lowland.problem import Problem
 
-
 # Bytes in flight at once: more of them only leave the processor's caches.
 _CACHED = 1 << 27
 
