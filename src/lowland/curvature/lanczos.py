@@ -96,8 +96,8 @@ def eigsh(
 
     V, AV = _Columns(A, capacity + b), _Columns(A, capacity + b)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
-    Q, _ = _orthonormal(Q, V.all, generator, V.all.T @ Q)
-    matvecs = 0
+    Q, _ = _orthonormal(Q, Q.norm(dim=0), V.all, generator)
+    matvecs, restarted = 0, False
     while True:
         W = A @ Q
         if not W.isfinite().all():
@@ -107,7 +107,15 @@ def eigsh(
         matvecs += Q.shape[1]
         V.append(Q)
         AV.append(W)
+        # Only the last two blocks overlap with A Q, or all of them after a restart; one more pass
+        # over the whole basis takes out what rounding leaves.
+        near = V.all if restarted else V.all[:, -2 * b :]
+        size, restarted = W.norm(dim=0), False
+        overlap = near.T @ W
+        W = W - near @ overlap
         within = V.all.T @ W
+        W = W - V.all @ within
+        within[-len(overlap) :] += overlap
         T = bordered(T, within.double())
         theta, Y = torch.linalg.eigh(T)
         order = _order(theta, which)
@@ -117,7 +125,7 @@ def eigsh(
         room = n - V.count
         seem_done = False
         if room:
-            Q, coupling = _orthonormal(W, V.all, generator, within)
+            Q, coupling = _orthonormal(W, size, V.all, generator)
             # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
             expected = (coupling @ Y[-W.shape[1] :, :k]).norm(dim=0)
             seem_done = len(theta) >= k and bool((expected <= allowed).all())
@@ -128,6 +136,7 @@ def eigsh(
             theta, Y, T = theta[:kept], Y[:, :kept].to(A.dtype), torch.diag(theta[:kept])
             V.turn(Y)
             AV.turn(Y)
+            restarted = True
             top, A_top = V.all[:, :k], AV.all[:, :k]
             residuals = (A_top - top * theta[:k].to(A.dtype)).norm(dim=0).double()
             done = len(residuals) == k and bool((residuals <= allowed).all())
@@ -214,18 +223,16 @@ def _qr(W: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _orthonormal(
-    W: Tensor, V: Tensor, generator: torch.Generator, within: Tensor
+    W: Tensor, size: Tensor, V: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of W's part outside of V, and R with ``W = V within + Q R``.
+    """An orthonormal basis of W, which is orthogonal to V, and R with ``W = Q R``.
 
-    A column that lies in V (an invariant subspace was found) is replaced by a random direction
-    with no coupling, so that the search goes on in the rest of the space.
+    A column that has all but vanished against its ``size`` before (an invariant subspace was
+    found) is replaced by a random direction with no coupling, so that the search goes on in the
+    rest of the space.
     """
-    scale = W.norm(dim=0)
-    W = W - V @ within
-    W = W - V @ (V.T @ W)  # twice is enough (Kahan, Parlett)
     Q, R = _qr(W)
-    lost = R.diagonal().abs() <= rounding(W.dtype) * scale
+    lost = R.diagonal().abs() <= rounding(W.dtype) * size
     if lost.any():
         Q = Q.clone()
         fresh = torch.randn(Q[:, lost].shape, dtype=Q.dtype, device=Q.device, generator=generator)
