@@ -22,6 +22,7 @@ class Workload:
     X: Tensor
     y: Tensor
     layer: str | None = None  # the one whose weight is measured; None for the whole network
+    test: tuple[Tensor, Tensor] | None = None  # unseen samples, where they are needed
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -44,7 +45,7 @@ class Workload:
 
     def problem(self) -> ll.Problem:
         """What a user of Lowland writes: every option is left at its default."""
-        return ll.Problem(self.model, train=(self.X, self.y))
+        return ll.Problem(self.model, train=(self.X, self.y), test=self.test)
 
     def forward(self) -> Tensor:
         with torch.no_grad():
@@ -76,7 +77,8 @@ class Workload:
     def double(self) -> "Workload":
         """The same in float64, to check against."""
         model = copy.deepcopy(self.model).double()
-        return Workload(self.name, model, self.X.double(), self.y, self.layer)
+        test = (self.test[0].double(), self.test[1]) if self.test else None
+        return Workload(self.name, model, self.X.double(), self.y, self.layer, test)
 
 
 @cache
@@ -87,6 +89,15 @@ def small_mlp(samples: int = 4000) -> Workload:
 
 def small_mlp_layer() -> Workload:
     return _layer(small_mlp(), "3")
+
+
+@cache
+def paper() -> Workload:
+    """The network of Feng & Tu in float64, with the 1,000 test images of its data set."""
+    known = small_mlp()
+    test = ll.data.load("mnist5k").test
+    name = "784-30-30-10 ReLU, 4,000 + 1,000 MNIST images in float64, layer '3'"
+    return Workload(name, known.model, known.X, known.y, "3", test).double
 
 
 def million_weight_layer() -> Workload:

@@ -1,7 +1,10 @@
 """One battery over every registered measure, and an oracle for each."""
 
 import copy
+import functools
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,10 +12,15 @@ from torch import nn
 import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.errors import InputError
-from lowland.measures import registered
+from lowland.measures import Measurement, registered
+from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
 from lowland.problem import Problem
 
 MEASURES = registered()
+# Measures whose noise is drawn per weight: another order of units is another draw.
+SAMPLED = {
+    name for name, m in MEASURES.items() if m.family in ("perturbation", "volume", "bounds")
+} | {"noise_robustness", "normalized_sharpness_direct"}
 
 
 def network() -> nn.Sequential:
@@ -27,63 +35,143 @@ def data(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 4, generator=g, dtype=torch.float64), torch.arange(n) % 3
 
 
+@functools.cache
+def trained() -> nn.Sequential:
+    """Fitted well enough that no measure is of an arbitrary point, and not to zero loss."""
+    model = network()
+    X, y = data(24, 0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), y).backward()
+        optimizer.step()
+    return model
+
+
 def problem(model: nn.Module, order: torch.Tensor | None = None, **options) -> Problem:
     X, y = data(24, 0)
     order = torch.arange(24) if order is None else order
-    return Problem(model, train=(X[order], y[order]), test=data(12, 1), **options)
+    known = {"initial": network(), "training": {"learning_rate": 0.3, "batch_size": 24}}
+    return Problem(model, train=(X[order], y[order]), test=data(12, 1), **{**known, **options})
 
 
-def value(name: str, of: Problem) -> float:
-    found = ll.measure(of, [name])[name]
-    assert found.value is not None, found.reason
-    return found.value
+def found(name: str, of: Problem) -> Measurement:
+    row = ll.measure(of, [name])[name]
+    assert row.value is not None, row.reason
+    return row
+
+
+def same(name: str, one: Measurement, other: Measurement) -> bool:
+    """Equal to rounding, or, where the value is sampled, within four of its standard errors."""
+    slack = 4 * math.hypot(one.stderr or 0, other.stderr or 0) if name in SAMPLED else 0
+    return abs(one.value - other.value) <= max(1e-6 * abs(one.value), slack)
+
+
+def rescaled(by: str) -> nn.Module:
+    """The trained network after a transformation, by hand: the oracle of ll.rescale as well."""
+    model = copy.deepcopy(trained())
+    with torch.no_grad():
+        if by == "layers":
+            model[0].weight.mul_(10)
+            model[0].bias.mul_(10)
+            model[2].weight.div_(10)
+        elif by == "units":
+            scale = torch.tensor([0.1, 7, 1, 0.5, 3, 20]).double()
+            model[0].weight.mul_(scale[:, None])
+            model[0].bias.mul_(scale)
+            model[2].weight.div_(scale)
+        else:
+            model[4].weight.mul_(3)
+            model[4].bias.mul_(3)
+    return model
 
 
 @pytest.mark.parametrize("name", MEASURES)
 class TestBattery:
     def test_how_samples_are_batched_and_ordered_does_not_matter(self, name):
-        whole = value(name, problem(network()))
         shuffled = torch.randperm(24, generator=torch.Generator().manual_seed(2))
-        ragged = value(name, problem(network(), shuffled, batch_size=7))
-        assert ragged == pytest.approx(whole, rel=1e-6)
+        whole, ragged = problem(trained()), problem(trained(), shuffled, batch_size=7)
+        assert same(name, found(name, ragged), found(name, whole))
 
     def test_permuting_hidden_units_does_not_matter(self, name):
-        model = network()
-        permuted = copy.deepcopy(model)
+        model = trained()
+        permuted, initial = copy.deepcopy(model), copy.deepcopy(network())
         order = torch.tensor([3, 1, 5, 0, 2, 4])
         with torch.no_grad():
-            permuted[0].weight.copy_(model[0].weight[order])
-            permuted[0].bias.copy_(model[0].bias[order])
-            permuted[2].weight.copy_(model[2].weight[:, order])
-        assert value(name, problem(permuted)) == pytest.approx(
-            value(name, problem(model)), rel=1e-6
-        )
+            for net in (permuted, initial):
+                net[0].weight.copy_(net[0].weight[order].clone())
+                net[0].bias.copy_(net[0].bias[order].clone())
+                net[2].weight.copy_(net[2].weight[:, order].clone())
+        turned = found(name, problem(permuted, initial=initial))
+        assert same(name, turned, found(name, problem(model)))
 
-    def test_rescaling_moves_it_exactly_where_it_is_not_claimed_to_be_invariant(self, name):
-        model = network()
-        rescaled = copy.deepcopy(model)
-        with torch.no_grad():  # Dinh et al. 2017: the function does not change
-            rescaled[0].weight.mul_(10)
-            rescaled[0].bias.mul_(10)
-            rescaled[2].weight.div_(10)
-        before, after = value(name, problem(model)), value(name, problem(rescaled))
-        if "rescaling" in MEASURES[name].invariant:
-            assert after == pytest.approx(before, rel=1e-6)
+    @pytest.mark.parametrize("by", TRANSFORMATIONS)
+    def test_transformations_move_it_exactly_where_it_is_not_claimed_invariant(self, name, by):
+        before, after = found(name, problem(trained())), found(name, problem(rescaled(by)))
+        if by in MEASURES[name].invariant:
+            assert same(name, after, before)
         else:
-            assert abs(after - before) > 0.1 * abs(before)
+            assert abs(after.value - before.value) > 0.01 * abs(before.value)
+
+    def test_it_is_the_same_again_and_leaves_no_trace(self, name):
+        model = trained()
+        before = copy.deepcopy(model.state_dict())
+        model.train()
+        state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+        one, two = found(name, problem(model)), found(name, problem(model))
+        assert one.value == two.value
+        assert torch.equal(state[0], torch.get_rng_state())
+        assert np.array_equal(state[1], np.random.get_state()[1])  # noqa: NPY002
+        assert model.training
+        assert all(p.grad is None and p.requires_grad for p in model.parameters())
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+    def test_single_precision_gives_nearly_the_same(self, name):
+        double = found(name, problem(trained()))
+        single = found(name, problem(trained(), dtype=torch.float32))
+        slack = 4 * math.hypot(double.stderr or 0, single.stderr or 0) if name in SAMPLED else 0
+        assert abs(single.value - double.value) <= max(0.02 * abs(double.value), slack, 1e-6)
 
     def test_metadata_is_complete(self, name):
         known = MEASURES[name]
         assert known.title
         assert known.formula
+        assert known.family in FAMILIES
         assert known.definition.endswith(".")
         assert known.sharper in ("higher", "lower", None)
+        assert known.invariant <= set(TRANSFORMATIONS)
 
-    def test_without_test_data_it_works_or_says_why_not(self, name):
-        found = ll.measure(Problem(network(), train=data(24, 0)), name)[name]
-        assert (found.value is None) == MEASURES[name].needs_test
-        if found.value is None:
-            assert "needs test data" in found.reason
+    def test_without_test_data_or_initial_weights_it_works_or_says_why_not(self, name):
+        known = MEASURES[name]
+        bare = Problem(trained(), train=data(24, 0), training={"learning_rate": 1, "batch_size": 1})
+        row = ll.measure(bare, name)[name]
+        assert (row.value is None) == (known.needs_test or known.needs_initial)
+        if row.value is None:
+            assert "needs" in row.reason
+
+
+@pytest.mark.parametrize("case", ["lenet", "resnet", "transformer", "lstm", "mlp-gelu"])
+def test_every_measure_gives_a_number_or_a_reason_on_every_kind_of_model(case):
+    rows = ll.measure(CASES[case].problem(n=12))
+    assert len(rows) == sum(not m.trains for m in MEASURES.values())
+    for name, row in rows.items():
+        assert (row.value is None) != (row.reason is None), name
+        assert row.value is None or math.isfinite(row.value), name
+        assert row.gradients is None or row.gradients >= 0
+
+
+def test_what_measures_share_is_computed_once(monkeypatch):
+    calls = []
+    from lowland.measures import spectrum
+
+    original = spectrum.spectral_density
+    monkeypatch.setattr(
+        spectrum, "spectral_density", lambda *a, **k: calls.append(1) or original(*a, **k)
+    )
+    ll.measure(problem(trained()), ["effective_dimension", "negative_share", "near_zero_share"])
+    assert len(calls) == 1
+    ll.measure(problem(trained()), "effective_dimension")
+    assert len(calls) == 2  # nothing outlives a call: the weights may have changed
 
 
 def test_values_of_the_outcome_measures():

@@ -18,7 +18,10 @@ from lowland.report import answer, render
 from lowland.report.numbers import date, duration, number
 
 ATTACK = "</script><img src=x onerror=\"window.__pwned='layer'\">"
-FIGURES = ["split", "cumulative", "spectrum", "size", "curvature", "training"]
+FIGURES = [
+    *("split", "cumulative", "spectrum", "size", "curvature", "width", "correlation", "means"),
+    *("expansion", "layers", "norms", "training"),
+]
 
 
 def make_arrays(n: int = 900, n_sharp: int = 10, seed: int = 0) -> dict[str, np.ndarray]:
@@ -38,6 +41,10 @@ def make_arrays(n: int = 900, n_sharp: int = 10, seed: int = 0) -> dict[str, np.
         "mu_w": mu_w,
         "contribution": c * sigma_g * sigma_w,
         "eigenvalue": 0.004 * sigma_g**2 * rng.lognormal(0, 0.5, n),
+        "flatness": 0.1 / sigma_g,
+        "finite": 1.1 * c * sigma_g * sigma_w,
+        "alone": 0.5 * c * sigma_g * sigma_w,
+        "linear": 0.2 * c * sigma_g * sigma_w,
     }
     loss = 2.3 * np.exp(-np.arange(87) / 10) * rng.lognormal(0, 0.08, 87) + 4e-4
     return {f"duality/{name}": a for name, a in arrays.items()} | {"training/loss": loss}
@@ -61,7 +68,7 @@ def make_results(arrays: dict[str, np.ndarray], n_sharp: int = 10) -> dict[str, 
         "seconds": 0.062,
     }
     return {
-        "format": 1,
+        "format": 2,
         "lowland": "0.1.0",
         "created": "2026-11-15T19:20:00+00:00",
         "subject": {
@@ -96,8 +103,13 @@ def make_results(arrays: dict[str, np.ndarray], n_sharp: int = 10) -> dict[str, 
         },
         "duality": {
             "layer": "2",
+            "basis": "hessian",
+            "gauge": "given",
+            "pairing": "for each test sample the nearest train sample of the same label",
+            "route": "all, from the exact dense block",
             "gap": gap,
             "paired_gap": eq9,
+            "dual_gap": eq9,
             "eq9": eq9,
             "eq11": sharp + flat,
             "sharp": sharp,
@@ -106,14 +118,38 @@ def make_results(arrays: dict[str, np.ndarray], n_sharp: int = 10) -> dict[str, 
             "directions": len(part["sigma_g"]),
             "weight_norm": 9.84,
             "total_w": float((part["sigma_w"] ** 2).sum()),
+            "total_w_data": float((part["sigma_w"] ** 2).sum()),
             "total_g": float((part["sigma_g"] ** 2).sum()),
+            "unseen_sigma_g": 0.0,
+            "complete": True,
+            "intervals": {"paired_gap": [0.3, 0.5], "sharp": [0.1, 0.2], "flat": [0.2, 0.3]},
+            "degenerate": {"inputs of the layer are all zero": 3},
+            "positions": 1,
+            "rank": 1.0,
             "pairs": 997,
             "excluded": 3,
             "excluded_gap": 0.0021,
             "duality_residual": 1.3e-16,
+            "mean_residual": 1.1e-16,
             "loss_defect": 4.4e-16,
+            "trusted": True,
             "seconds": 1.2,
         },
+        "layers": [
+            {
+                "layer": name,
+                "explained": 1.0,
+                "sharp": sharp,
+                "flat": flat,
+                "sigma_g": 1.5,
+                "sigma_w": 0.9,
+                "weight_norm": 9.84,
+                "mean_residual": 1e-16,
+                "loss_defect": 1e-16,
+                "trusted": name != "0",
+            }
+            for name in ("0", "2", "4")
+        ],
         "measures": [
             measure | {"name": "trace", "title": "Hessian trace", "value": 1.2345},
             measure
@@ -246,11 +282,11 @@ def without_duality(results: dict[str, Any]) -> None:
 
 
 def with_a_rough_dual(results: dict[str, Any]) -> None:
-    results["duality"]["duality_residual"] = 0.8
+    results["duality"] |= {"mean_residual": 0.8, "trusted": False}
 
 
 def with_a_path_around_the_layer(results: dict[str, Any]) -> None:
-    results["duality"]["loss_defect"] = 0.4
+    results["duality"] |= {"loss_defect": 0.4, "trusted": False}
 
 
 def from_python(results: dict[str, Any]) -> None:
@@ -419,7 +455,8 @@ def test_zeros_and_undefined_values_are_drawn_as_gaps(
 def test_nothing_to_draw_is_said(arrays: dict[str, np.ndarray], results: dict[str, Any]) -> None:
     empty = {name: np.zeros(900) for name in arrays}
     page = render(results, empty)
-    assert [figure["key"] for figure in embedded(page)] == ["split", "cumulative"]
+    drawn = ["split", "cumulative", "correlation", "expansion", "layers", "norms"]
+    assert [figure["key"] for figure in embedded(page)] == drawn
     assert "Not drawn: every σ<sub>g,n</sub> is zero" in page
     page = render(results, {})
     assert [figure["key"] for figure in embedded(page)] == ["split"]
@@ -439,8 +476,8 @@ def test_large_layers_are_thinned() -> None:
 def test_wrong_input_is_refused_in_words(
     arrays: dict[str, np.ndarray], results: dict[str, Any]
 ) -> None:
-    with pytest.raises(InputError, match="have format 2 and this Lowland reads format 1"):
-        render(results | {"format": 2}, arrays)
+    with pytest.raises(InputError, match="have format 1 and this Lowland reads format 2"):
+        render(results | {"format": 1}, arrays)
     with pytest.raises(InputError, match="have no outcome"):
         render({key: value for key, value in results.items() if key != "outcome"}, arrays)
     with pytest.raises(InputError, match="vectors of one length"):

@@ -21,6 +21,7 @@ FLOORS = (
     ("problem",),
     ("data", "checkpoint"),
     ("curvature",),
+    ("rescaling",),
     ("dual",),
     ("measures",),
     ("landscape",),
@@ -28,6 +29,7 @@ FLOORS = (
     ("optim",),
     ("training",),
     ("results",),
+    ("comparison",),
     ("analysis",),
     ("sweep",),
     ("studies",),
@@ -37,7 +39,11 @@ FLOORS = (
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # What shows saved results needs no torch, so it sees nothing of what computes them.
-ONLY = {"report": {"errors"}, "results": {"report", "atomic", "errors"}}
+ONLY = {
+    "report": {"errors"},
+    "results": {"report", "atomic", "errors"},
+    "comparison": {"results", "report", "atomic", "errors"},
+}
 
 
 def room_of(file: Path, source: Path = SOURCE) -> str:

@@ -4,8 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lowland import data
+    from lowland import data, optim
     from lowland.analysis import analyze
+    from lowland.comparison import Comparison, compare
     from lowland.curvature import (
         Density,
         Diagonal,
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
         spectral_density,
         trace,
     )
-    from lowland.dual import Decomposition, duality
+    from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
     from lowland.errors import InputError
-    from lowland.measures import Measurement, Measurements, measure
+    from lowland.measures import Measurement, Measurements, Stress, measure, stress
     from lowland.problem import Problem
+    from lowland.rescaling import rescale
     from lowland.results import Analysis, load
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Analysis",
+    "Comparison",
     "Decomposition",
+    "Decompositions",
     "Density",
     "Diagonal",
     "Eigenpairs",
@@ -39,8 +43,11 @@ __all__ = [
     "InputError",
     "Measurement",
     "Measurements",
+    "Pairs",
     "Problem",
+    "Stress",
     "analyze",
+    "compare",
     "data",
     "diagonal",
     "duality",
@@ -52,12 +59,17 @@ __all__ = [
     "layer_operator",
     "load",
     "measure",
+    "optim",
+    "pair",
+    "rescale",
     "spectral_density",
+    "stress",
     "trace",
 ]
 
 _ROOMS = {
     "analysis": ("analyze",),
+    "comparison": ("Comparison", "compare"),
     "curvature": (
         "Density",
         "Diagonal",
@@ -73,10 +85,11 @@ _ROOMS = {
         "spectral_density",
         "trace",
     ),
-    "dual": ("Decomposition", "duality"),
+    "dual": ("Decomposition", "Decompositions", "Pairs", "duality", "pair"),
     "errors": ("InputError",),
-    "measures": ("Measurement", "Measurements", "measure"),
+    "measures": ("Measurement", "Measurements", "Stress", "measure", "stress"),
     "problem": ("Problem",),
+    "rescaling": ("rescale",),
     "results": ("Analysis", "load"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
@@ -84,8 +97,8 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     # Rooms load when first used: importing torch takes seconds, and `lowland --help` needs none.
-    if name == "data":
-        return importlib.import_module("lowland.data")
+    if name in ("data", "optim"):  # rooms that are public as they are
+        return importlib.import_module(f"lowland.{name}")
     if name in _ROOM_OF:
         found = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)
         globals()[name] = found

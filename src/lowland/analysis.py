@@ -1,5 +1,6 @@
 """Everything at once: measure a problem, explain its gap, save it, show it."""
 
+import hashlib
 import shlex
 import sys
 import time
@@ -9,22 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from lowland import __version__
 from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
-from lowland.curvature.exact import DENSE_WEIGHTS
 from lowland.curvature.layers import layer, layers
-from lowland.dual import Decomposition, duality
+from lowland.dual import Decomposition, Decompositions, duality, pair
+from lowland.dual.basis import ALL_DIRECTIONS
+from lowland.dual.decomposition import TRUSTED, Gauge
 from lowland.errors import InputError
 from lowland.measures import Measurements, measure
 from lowland.problem import Problem
 from lowland.results import FILES, Analysis
 
 EQ9_LIMIT = 1e-10  # Eq. 9 is an identity: in float64 only rounding may remain
-RESIDUAL_LIMIT = 1e-10
+RESIDUAL_LIMIT = 1e-10  # where each sample shows the layer one vector, and the dual is exact
 DEFECT_LIMIT = 1e-3  # above it the loss sees the data by another path than the layer
+
+# Directions x samples up to which widths and leading-order terms are computed: some seconds.
+_DETAILS = 5_000_000
+# Weights of the whole model up to which every layer is decomposed.
+_LAYERS = 1_000_000
 
 
 def analyze(
@@ -34,18 +43,21 @@ def analyze(
     out: str | Path | None = None,
     title: str | None = None,
     details: dict[str, Any] | None = None,
+    gauge: Gauge = "given",
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Analysis:
-    """Measure a problem and explain its generalisation gap by the duality of one dense layer.
+    """Measure a problem and explain its generalisation gap by the duality of its layers.
 
     Args:
         problem: with test data.
-        layer_name: the layer to decompose; by default the dense layer before the last one, as in
-            Feng & Tu, or the last if there is no other.
+        layer_name: the layer to decompose in full; by default the dense layer before the last
+            one, as in Feng & Tu, or the last if there is no other.
         out: a directory to save everything in (see :meth:`Analysis.save`).
         title: how the report calls it.
         details: more for the record: ``data`` and ``checkpoint`` as texts, the ``training`` and
             its ``curve``, the ``seed``.
+        gauge: ``"balanced"`` decomposes in the gauge that rescaling hidden units cannot change,
+            see :func:`lowland.duality`.
         progress: called with the name of each stage as it begins.
     """
     began = time.perf_counter()
@@ -56,37 +68,24 @@ def analyze(
     details = dict(details or {})
     training, curve, seed = (details.pop(key, None) for key in ("training", "curve", "seed"))
     chosen = layer(problem, layer_name).name if layer_name is not None else _default_layer(problem)
-    _check_data(problem)
+    for split in ("train", "test"):
+        problem.losses(split)  # an error if they are not finite, rather than one in every measure
 
     progress("measures")
     measured = measure(problem)
-    found: Decomposition | None = None
     notes: list[str] = []
-    if chosen is None:
-        notes.append(
-            f"No dense layer of up to {DENSE_WEIGHTS:,} weights to decompose the gap over."
-        )
-    else:
-        progress(f"duality of layer {chosen!r}")
-        try:
-            found = duality(problem, chosen)
-        except InputError as error:
-            if layer_name is not None:
-                raise
-            notes.append(f"The gap was not decomposed: {error}.")
-    if found is not None and found.excluded:
-        notes.append(
-            f"{found.excluded} test sample(s) have no dual shift in layer {chosen!r} (its inputs "
-            f"are zero, or equal to the partner's); they carry {found.excluded_gap:.3g} of the gap."
-        )
+    found, every = _decomposed(problem, chosen, layer_name is not None, gauge, notes, progress)
     if training is not None and not training["converged"]:
         notes.append("The training stopped at its epoch limit before reaching its goal.")
 
-    arrays = {f"duality/{k}": v for k, v in found.arrays().items()} if found else {}
+    arrays = {}
+    if found is not None:
+        arrays = {f"duality/{k}": v for k, v in found.arrays().items()}
+        arrays |= {f"pairs/{k}": v for k, v in found.per_pair.items()}
     if curve is not None:
         arrays["training/loss"] = np.asarray(curve)
     results = {
-        "format": 1,
+        "format": 2,
         "lowland": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["lowland", *sys.argv[1:]]) if _is_cli() else None,
@@ -94,6 +93,7 @@ def analyze(
         "outcome": _outcome(measured),
         "training": training,
         "duality": found.to_dict() if found else None,
+        "layers": every.rows() if every else [],
         "measures": list(measured.to_dict().values()),
         "checks": _checks(found) if found else [],
         "notes": notes,
@@ -107,19 +107,71 @@ def analyze(
     return analysis
 
 
-def _check_data(problem: Problem) -> None:
-    """Raise for what no measure could make sense of, rather than note it at every one of them."""
+def _decomposed(
+    problem: Problem,
+    chosen: str | None,
+    asked_for: bool,
+    gauge: Gauge,
+    notes: list[str],
+    progress: Callable[[str], None],
+) -> tuple[Decomposition | None, Decompositions | None]:
+    """The chosen layer in full, and all layers in short; notes say what could not be done."""
+    if chosen is None:
+        notes.append("No dense layer to decompose the gap over.")
+        return None, None
+    progress("pairs of test and training samples")
+    try:
+        pairs = pair(problem)
+        M = layer(problem, chosen).weight.numel()
+        details = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
+        found = duality(
+            problem, chosen, pairs=pairs, gauge=gauge, leading_order=details, widths=details,
+            progress=progress,
+        )  # fmt: skip
+        every = None
+        if sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
+            every = duality(problem, pairs=pairs, gauge=gauge, progress=progress)
+    except InputError as error:
+        if asked_for:
+            raise
+        notes.append(f"The gap was not decomposed: {error}.")
+        return None, None
+    if found.excluded:
+        notes.append(
+            f"{found.excluded} test sample(s) have no dual shift in layer {chosen!r} (its inputs "
+            f"are zero, or equal to the partner's); they carry {found.excluded_gap:.3g} of the gap."
+        )
+    if pairs.unpaired:
+        notes.append(
+            f"{pairs.unpaired} test sample(s) have a label that no training sample has, and so no "
+            "partner."
+        )
+    if every is None:
+        notes.append(
+            f"The model has more than {_LAYERS:,} weights, so its other layers were not "
+            "decomposed; lowland.duality(problem) does that."
+        )
+        return found, None
+    useless = [name for name, one in every.items() if not one.trusted]
+    if useless:
+        notes.append(
+            f"Layers without a useful dual: {', '.join(map(repr, useless))} (activities or losses "
+            f"are missed by more than {TRUSTED:.0%})."
+        )
+    notes.extend(f"Layer {name!r} was skipped: {why}." for name, why in every.skipped.items())
+    return found, every
+
+
+def _fingerprint(problem: Problem) -> str:
+    """A mark of the data, the same for the same samples in the same order."""
+    mark = hashlib.sha256()
     for split in ("train", "test"):
-        problem.losses(split)  # an error if they are not finite
-    labels, wanted = problem.train.targets, problem.test.targets
-    if problem.loss.classes and labels.ndim == 1 and not labels.is_floating_point():
-        lonely = sorted(set(wanted.unique().tolist()) - set(labels.unique().tolist()))
-        if lonely:
-            raise InputError(
-                f"test samples have label {', '.join(map(str, lonely[:5]))}, which no training "
-                "sample has: they have no partner; remove them or add training samples of that "
-                "label"
-            )
+        data = problem.data(split)
+        mark.update(data.targets.cpu().contiguous().numpy().tobytes())
+        some = torch.arange(0, len(data), max(1, len(data) // 64))
+        for t in pytree.tree_leaves(data.take(some).inputs):
+            mark.update(t.cpu().contiguous().numpy().tobytes())
+    return mark.hexdigest()
 
 
 def _is_cli() -> bool:
@@ -127,12 +179,9 @@ def _is_cli() -> bool:
 
 
 def _default_layer(problem: Problem) -> str | None:
-    dense = [
-        at.name
-        for at in layers(problem).values()
-        if isinstance(at.module, nn.Linear) and at.weight.numel() <= DENSE_WEIGHTS
-    ]
-    return dense[-2] if len(dense) > 1 else dense[0] if dense else None
+    dense = [at for at in layers(problem).values() if isinstance(at.module, nn.Linear)]
+    small = [at for at in dense if at.weight.numel() <= ALL_DIRECTIONS] or dense
+    return small[-2].name if len(small) > 1 else small[0].name if small else None
 
 
 def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[str, Any]:
@@ -149,6 +198,7 @@ def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[st
         "test_samples": len(problem.test),
         "device": str(problem.device),
         "dtype": str(problem.dtype).removeprefix("torch."),
+        "fingerprint": _fingerprint(problem),
         "data": None,
         "checkpoint": None,
     }
@@ -162,6 +212,7 @@ def _outcome(measured: Measurements) -> dict[str, float | None]:
 def _checks(found: Decomposition) -> list[dict[str, Any]]:
     """The identities that the decomposition must satisfy, with what came out."""
     scale = max(abs(found.paired_gap), 1e-300)
+    exact = found.positions == 1
     rows = [
         (
             "Eq. 9 equals the paired gap",
@@ -171,18 +222,27 @@ def _checks(found: Decomposition) -> list[dict[str, Any]]:
         ),
         (
             "The dual weights reproduce the activities",
-            found.duality_residual,
-            RESIDUAL_LIMIT,
-            "The largest |dW x - W dx| / |W dx| over pairs (Eq. 2).",
+            found.duality_residual if exact else found.mean_residual,
+            RESIDUAL_LIMIT if exact else TRUSTED,
+            f"The {'largest' if exact else 'mean'} |dW x - W dx| / |W dx| over pairs (Eq. 2).",
         ),
         (
             "The dual weights reproduce the losses",
             found.loss_defect,
-            DEFECT_LIMIT,
+            DEFECT_LIMIT if exact else TRUSTED,
             "The mean |l(w + dW, x) - l(w, x')| (Eq. 1), run through the model, relative to the "
             "mean |dl|. A path around the layer, as in a residual network, breaks it.",
         ),
     ]
+    if found.complete:
+        rows.append(
+            (
+                "Eq. 12 holds both ways",
+                abs(found.total_w - found.total_w_data) / max(found.total_w_data, 1e-300),
+                EQ9_LIMIT,
+                "The dual variance summed over directions is that of weights and data together.",
+            )
+        )
     return [
         {"name": name, "value": value, "limit": limit, "passed": value <= limit, "meaning": meaning}
         for name, value, limit, meaning in rows

@@ -41,6 +41,9 @@ class Problem:
             computed in smaller chunks, or again for each product.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
             Half-precision models are measured in float32: second derivatives need its digits.
+        initial: the weights that the training started from, as a model or ``state_dict``, for
+            measures of the distance travelled.
+        training: facts of the training that some measures use: ``learning_rate``, ``batch_size``.
 
     >>> model = nn.Linear(2, 3)
     >>> problem = Problem(model, train=(torch.randn(8, 2), torch.arange(8) % 3))
@@ -58,6 +61,8 @@ class Problem:
         batch_size: int | None = None,
         memory: int = 2 << 30,
         dtype: torch.dtype | None = None,
+        initial: nn.Module | Mapping[str, Tensor] | None = None,
+        training: Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module; got {type(model).__name__}")
@@ -86,6 +91,8 @@ class Problem:
             self.train = Batches(train, "train", size)
             self._test = Batches(test, "test", size) if test is not None else None
         self._depth = 0
+        self._initial = self._matching(initial) if initial is not None else None
+        self.training = dict(training or {})
         self._check()
 
     @property
@@ -99,6 +106,28 @@ class Problem:
     def has_test(self) -> bool:
         """Whether test data was given."""
         return self._test is not None
+
+    @property
+    def has_initial(self) -> bool:
+        """Whether the initial weights were given."""
+        return self._initial is not None
+
+    @property
+    def initial(self) -> dict[str, Tensor]:
+        """The parameters that the training started from, by name."""
+        if self._initial is None:
+            raise InputError("this needs the initial weights; pass initial=... to Problem")
+        return self._initial
+
+    def _matching(self, initial: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        given = unwrap(initial).state_dict() if isinstance(initial, nn.Module) else dict(initial)
+        wrong = [n for n, p in self.params.items() if n not in given or given[n].shape != p.shape]
+        if wrong:
+            raise InputError(
+                f"the initial weights do not fit the model: {', '.join(map(repr, wrong[:3]))} is "
+                "missing or has another shape"
+            )
+        return {n: given[n].detach().clone().to(p) for n, p in self.params.items()}
 
     @property
     def device(self) -> torch.device:
@@ -185,6 +214,30 @@ class Problem:
                 )
             chosen.update({name: self.params[name] for name in found})
         return {name: p for name, p in self.params.items() if name in chosen}
+
+    def at(self, params: Mapping[str, Tensor]) -> "Problem":
+        """The same problem at another point of weight space, on a copy of the model."""
+        other = self.of(copy.deepcopy(self.model))
+        other._initial = self._initial
+        with torch.no_grad():
+            for name, value in params.items():
+                other.params[name].copy_(value)
+        return other
+
+    def of(self, model: nn.Module) -> "Problem":
+        """The same loss and data with another model."""
+        other = copy.copy(self)
+        other.model, other._depth, other._initial = model, 0, None
+        other.params = {name: p.detach() for name, p in model.named_parameters()}
+        other._check()
+        return other
+
+    def with_loss(self, loss: LossLike) -> "Problem":
+        """The same model and data with another loss."""
+        other = copy.copy(self)
+        other.loss = resolve(loss)
+        other._check()
+        return other
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:

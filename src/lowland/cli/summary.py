@@ -12,7 +12,8 @@ from rich.text import Text
 from lowland.report.numbers import number
 
 if TYPE_CHECKING:
-    from lowland.measures import Measure
+    from lowland.measures import Measure, Stress
+    from lowland.measures.stressed import Move
 
 
 def draw_results(console: Console, results: dict[str, Any], answer: str, path: Path) -> None:
@@ -39,11 +40,79 @@ def draw_results(console: Console, results: dict[str, Any], answer: str, path: P
     console.print(Text(f"report: {path}"), soft_wrap=True)
 
 
+def draw_comparison(console: Console, results: dict[str, Any], answer: str, path: Path) -> None:
+    """The answer, then the change of the gap and what each determinant made of it."""
+    for which, side in zip(("first", "second"), results["subjects"], strict=True):
+        console.print(
+            Text(f"{which + ':':8}{side['title']}, layer '{side['layer']}'", style="bold")
+        )
+    console.print(Text(answer))
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    for heading in ("change of the paired gap", "", "95 % interval", "sharpest", "others"):
+        table.add_column(heading, justify="left" if heading.startswith("change") else "right")
+    rows = {"whole": results["change"], **results["parts"]}
+    for name, row in rows.items():
+        halves = [results["within"][half].get(name) for half in ("sharp", "flat")]
+        table.add_row(
+            name if name == "whole" else f"  due to {name}",
+            number(row["value"], 3),
+            f"{number(row['low'], 3)} to {number(row['high'], 3)}",
+            *(number(half["value"], 3) if half else "" for half in halves),
+        )
+    console.print(table)
+    console.print()
+    console.print(Text(f"comparison: {path}"), soft_wrap=True)
+
+
+def draw_stress(console: Console, title: str, found: "Stress") -> None:
+    """One row per measure: what it was, and how many times larger each transformation made it."""
+    console.print(Text(title, style="bold"))
+    console.print(
+        Text(
+            f"The same network with weights rescaled by up to {found.factor:g}: how many times "
+            "larger each measure became. Only 'outputs' changes the function, by a factor."
+        )
+    )
+    console.print()
+    ways = list(next(iter(found.moves.values()), {}))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("measure", "value", *ways):
+        table.add_column(heading, justify="left" if heading == "measure" else "right")
+    missing = []
+    for name, row in found.moves.items():
+        first = next(iter(row.values()), None)
+        if first is None or first.before is None:
+            missing.append(name)
+            continue
+        table.add_row(name, number(first.before, 3), *(_moved(row[by]) for by in ways))
+    console.print(table)
+    console.print()
+    if missing:
+        console.print(Text(f"do not apply: {', '.join(missing)}"))
+    for by, why in found.skipped.items():
+        console.print(Text(f"{by}: {why}"))
+    for name, by in found.broken():
+        console.print(Text(f"BROKEN CLAIM: {name} says that {by} cannot move it"))
+
+
+def _moved(move: "Move") -> str:
+    if not move.moved:
+        return "same" if move.reason is None else "none"
+    return number(move.ratio, 2) if move.ratio is not None else "moved"
+
+
 def draw_measures(console: Console, known: "Iterable[Measure]") -> None:
     """One measure after the other: three columns would leave none of them enough room."""
+    family = None
     for measure in known:
+        if measure.family != family:
+            family = measure.family
+            console.rule(Text(family), align="left")
         console.print(Text(measure.name, style="bold"))
         about = [measure.definition, measure.formula]
         if measure.sharper is not None:
             about.append(f"{measure.sharper} is sharper")
+        if measure.trains:
+            about.append("runs only when it is named: it optimises or samples for long")
         console.print(Padding(Text("\n".join(about)), (0, 0, 0, 2)))

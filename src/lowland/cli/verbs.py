@@ -1,8 +1,10 @@
 """The verbs. What a verb computes with is imported inside it, so that --help is instant."""
 
 import os
+import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -35,6 +37,7 @@ def analyze(
     data: str | None = None,
     layer: str | None = None,
     loss: str = LOSS,
+    gauge: Literal["given", "balanced"] = "given",
     data_dir: Path | None = None,
     seed: int = 0,
     out: Path = Path("lowland-report"),
@@ -57,10 +60,13 @@ def analyze(
         pkg.module:factory that returns (train, test), each (inputs, targets), a Dataset or a
         DataLoader; or the name of a data set: mnist5k, mnist, fashion_mnist, cifar10, digits, xor.
     layer
-        The dense layer to decompose; by default the one before the last.
+        The layer to decompose in full; by default the dense one before the last.
     loss
         cross_entropy, mse or normalized_cross_entropy, or pkg.module:function that returns one
         loss per sample.
+    gauge
+        balanced: rescale hidden units to equal norms in and out first, so that the split does
+        not depend on how they happen to be scaled.
     data_dir
         Folder with MNIST/, cifar-10-batches-py/, ... in torchvision's layout (default:
         the environment variable LOWLAND_DATA).
@@ -69,16 +75,7 @@ def analyze(
     out
         Output directory; an earlier result in it is replaced.
     """
-    if model is None and (checkpoint is not None or data is not None or loss != LOSS):
-        raise InputError(
-            "--checkpoint, --data and --loss belong to a model of yours; name it with --model "
-            "pkg.module:factory, or leave them out for the embedded default"
-        )
-    if model is not None and data is None:
-        raise InputError(
-            "--model needs --data: pkg.module:factory that returns (train, test), or a data set "
-            "such as mnist5k"
-        )
+    _check_whose(model, checkpoint, data, loss)
     from lowland.atomic import check_writable
     from lowland.results import FILES, REPORT
 
@@ -89,14 +86,10 @@ def analyze(
             say("loading torch")
             from lowland.analysis import analyze as run
 
-            if model is None:
-                problem, title, details = _embedded_default(seed, data_dir, say)
-            else:
-                assert data is not None
-                problem, title, details = _users_own(
-                    model, checkpoint, data, loss, data_dir, seed, say
-                )
-            found = run(problem, layer, out=out, title=title, details=details, progress=say)
+            problem, title, details = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
+            found = run(
+                problem, layer, out=out, title=title, details=details, gauge=gauge, progress=say
+            )
         if as_json:
             results.json({**found.results, "answer": found.answer, "out": str(out)})
         else:
@@ -106,8 +99,108 @@ def analyze(
 
 
 @app.command
-def measures(*, as_json: Json = False, quiet: Quiet = False) -> None:
-    """List the measures: what each one is, and which way is sharper."""
+def compare(
+    first: Path,
+    second: Path,
+    /,
+    *,
+    out: Path = Path("lowland-comparison.html"),
+    seed: int = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say which of two minima generalises better, and whether sharpness or size makes it so.
+
+    Parameters
+    ----------
+    first
+        What `lowland analyze --out` wrote.
+    second
+        The same for the other solution, on the same data.
+    out
+        The comparison as a page; an earlier file is replaced.
+    seed
+        Of the bootstrap that the intervals come from.
+    """
+    out = _home(out)
+    with Results() as results:
+        with progress(quiet) as say:
+            say("reading both analyses")
+            from lowland.comparison import compare as run
+            from lowland.results import load
+
+            sides = [load(_home(path)) for path in (first, second)]
+            say("comparing: 1,000 resamples of the pairs")
+            command = shlex.join(["lowland", *sys.argv[1:]])
+            found = run(*sides, seed=seed, command=command)
+        with fate_of(out, "the comparison"):
+            found.to_html(out)
+            if as_json:
+                results.json({**found.results, "answer": found.answer, "report": str(out)})
+            else:
+                from lowland.cli.summary import draw_comparison
+
+                results.text(lambda c: draw_comparison(c, found.results, found.answer, out))
+
+
+@app.command
+def measures(
+    *,
+    stress: Annotated[bool, Parameter(negative="")] = False,
+    model: str | None = None,
+    checkpoint: Path | None = None,
+    data: str | None = None,
+    loss: str = LOSS,
+    factor: float = 1e3,
+    data_dir: Path | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the measures, or find out which of them rescaling can fool.
+
+    Parameters
+    ----------
+    stress
+        Rescale a model without a change of its function, measure it again, and say which measures
+        moved and by how much. Without --model: the embedded default.
+    model
+        With --stress, as in `lowland analyze`; so are checkpoint, data, loss, data_dir and seed.
+    checkpoint
+        Its weights.
+    data
+        Its training and test data.
+    loss
+        Its loss.
+    factor
+        Weights are multiplied and divided by up to this.
+    data_dir
+        Folder with data sets in torchvision's layout.
+    seed
+        Of the embedded default.
+    """
+    if not stress:
+        if model is not None or checkpoint is not None or data is not None:
+            raise InputError("--model, --checkpoint and --data need --stress; see also analyze")
+        _list_measures(as_json, quiet)
+        return
+    _check_whose(model, checkpoint, data, loss)
+    with Results() as results:
+        with progress(quiet) as say:
+            say("loading torch")
+            from lowland.measures import stress as run
+
+            problem, title, _ = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
+            found = run(problem, factor=factor, progress=say)
+        if as_json:
+            results.json(found.to_dict())
+        else:
+            from lowland.cli.summary import draw_stress
+
+            results.text(lambda console: draw_stress(console, title, found))
+
+
+def _list_measures(as_json: bool, quiet: bool) -> None:
     with Results() as results:
         with progress(quiet) as say:
             say("looking for measures")
@@ -149,6 +242,34 @@ def report(directory: Path, /, *, as_json: Json = False, quiet: Quiet = False) -
                 results.text(lambda c: draw_results(c, found.results, found.answer, path))
 
 
+def _check_whose(model: str | None, checkpoint: Path | None, data: str | None, loss: str) -> None:
+    if model is None and (checkpoint is not None or data is not None or loss != LOSS):
+        raise InputError(
+            "--checkpoint, --data and --loss belong to a model of yours; name it with --model "
+            "pkg.module:factory, or leave them out for the embedded default"
+        )
+    if model is not None and data is None:
+        raise InputError(
+            "--model needs --data: pkg.module:factory that returns (train, test), or a data set "
+            "such as mnist5k"
+        )
+
+
+def _chosen(
+    model: str | None,
+    checkpoint: Path | None,
+    data: str | None,
+    loss: str,
+    data_dir: Path | None,
+    seed: int,
+    say: Say,
+) -> tuple["Problem", str, dict[str, Any]]:
+    """The user's own problem, or the embedded default; with a title and details for the record."""
+    if model is None or data is None:
+        return _embedded_default(seed, data_dir, say)
+    return _users_own(model, checkpoint, data, loss, data_dir, seed, say)
+
+
 def _embedded_default(
     seed: int, data_dir: Path | None, say: Say
 ) -> tuple["Problem", str, dict[str, Any]]:
@@ -158,7 +279,7 @@ def _embedded_default(
     from lowland.training import TrainingSettings, mlp, train
 
     data = load("mnist5k", seed=seed, data_dir=data_dir)
-    network = mlp(seed=seed)
+    network, initial = mlp(seed=seed), mlp(seed=seed)
     settings = TrainingSettings(seed=seed)
     trained = train(
         network,
@@ -174,7 +295,8 @@ def _embedded_default(
         "curve": trained.losses,
         "seed": seed,
     }
-    problem = Problem(network, train=data.train, test=data.test)
+    facts = {"learning_rate": settings.learning_rate, "batch_size": settings.batch_size}
+    problem = Problem(network, train=data.train, test=data.test, initial=initial, training=facts)
     return problem, "784-30-30-10 ReLU network on mnist5k", details
 
 

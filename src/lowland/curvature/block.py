@@ -21,31 +21,14 @@ class LayerBlock:
     products with x and a few small ones, whatever the rest of the network.
     """
 
-    def __init__(self, problem: Problem, name: str, kind: Kind = "hessian") -> None:
-        at = layer(problem, name)
-        if not isinstance(at, MatrixLayer):
-            raise InputError(f"layer {name!r} is no dense or convolutional layer")
+    def __init__(self, problem: Problem, at: MatrixLayer, parts: list[Factors], kind: Kind) -> None:
         self.problem, self.layer, self.kind = problem, at, kind
         self.size = at.weight.numel()
         self.shape = (self.size, self.size)
         self.dtype, self.device = problem.dtype, problem.device
         self.slices = {at.weight_name: slice(0, self.size)}
         self._count = problem.count()
-        self._parts = self._collect()
-
-    def _collect(self) -> list[Factors]:
-        parts, held = [], 0
-        for found in factors(self.problem, [self.layer], self.kind):
-            part = found[self.layer.name]
-            held += sum(t.nbytes for t in (part.x, part.J, part.A))
-            if held > self.problem.memory:
-                raise InputError(
-                    f"the factors of layer {self.layer.name!r} do not fit the memory budget of "
-                    f"{self.problem.memory / 2**20:,.0f} MiB; pass Problem(memory=...) with more, "
-                    f"or use hessian(problem, {self.layer.weight_name!r})"
-                )
-            parts.append(part)
-        return parts
+        self._parts = parts
 
     def __repr__(self) -> str:
         return f"LayerBlock({self.layer.name!r}, {self.kind}, size={self.size:,})"
@@ -123,4 +106,31 @@ class LayerBlock:
 
 def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> LayerBlock:
     """The exact curvature block of one layer's weight as an operator, for layers of any width."""
-    return LayerBlock(problem, name, kind)
+    return layer_operators(problem, [name], kind)[name]
+
+
+def layer_operators(
+    problem: Problem, names: list[str], kind: Kind = "hessian"
+) -> dict[str, LayerBlock]:
+    """The same for several layers from one pass over the data."""
+    chosen = [layer(problem, name) for name in names]
+    wrong = [at.name for at in chosen if not isinstance(at, MatrixLayer)]
+    if wrong:
+        raise InputError(f"layer {wrong[0]!r} is no dense or convolutional layer")
+    parts: dict[str, list[Factors]] = {name: [] for name in names}
+    held = 0
+    for found in factors(problem, chosen, kind):
+        for name, part in found.items():
+            parts[name].append(part)
+            held += sum(t.nbytes for t in (part.x, part.J, part.A))
+        if held > problem.memory:
+            raise InputError(
+                f"the factors of layer {', '.join(map(repr, names))} do not fit the memory budget "
+                f"of {problem.memory / 2**20:,.0f} MiB; pass Problem(memory=...) with more, or use "
+                f"hessian(problem, {chosen[0].weight_name!r})"
+            )
+    return {
+        at.name: LayerBlock(problem, at, parts[at.name], kind)
+        for at in chosen
+        if isinstance(at, MatrixLayer)
+    }

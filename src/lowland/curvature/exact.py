@@ -1,6 +1,5 @@
 """Exact dense blocks and diagonals of layers, by their structure."""
 
-import torch
 from torch import Tensor
 
 from lowland.curvature.factors import Kind, factors, unpacked
@@ -17,28 +16,43 @@ def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor
     """The exact (M, M) Hessian block of one layer's weight, in float64.
 
     Rows and columns follow ``weight.flatten()``: row-major in ``weight[out, in]``. With
-    ``kind="ggn"`` the generalised Gauss-Newton block instead.
+    ``kind="ggn"`` the generalised Gauss-Newton block instead, with ``kind="fisher"`` the empirical
+    Fisher block.
 
+    >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> layer_hessian(Problem(model, "mse", (X, torch.zeros(2, 1))), "")   # 2/N X^T X
     tensor([[10., 14.],
             [14., 20.]], dtype=torch.float64)
     """
-    chosen = layer(problem, name)
-    M = chosen.weight.numel()
-    if M > DENSE_WEIGHTS:
-        raise InputError(
-            f"layer {name!r} has {M:,} weights, so its dense block would take "
-            f"{8 * M * M / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
-        )
+    return layer_hessians(problem, [name], kind)[name]
+
+
+def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -> dict[str, Tensor]:
+    """The same for several layers from one pass over the data."""
+    chosen = {name: layer(problem, name) for name in names}
+    for name, at in chosen.items():
+        M = at.weight.numel()
+        if M > DENSE_WEIGHTS:
+            raise InputError(
+                f"layer {name!r} has {M:,} weights, so its dense block would take "
+                f"{8 * M * M / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
+            )
+    sums: dict[str, Tensor] = {}
+    outer: dict[str, bool] = {}
     with problem.measuring():
-        sums = torch.zeros(())
-        for found in factors(problem, [chosen], kind):
-            part = found[name]
-            sums = sums + part.dense_sum().double()
-        sums = total(sums) / problem.count()
-        return unpacked(sums, *chosen.weight.shape) if part.is_outer else sums
+        for found in factors(problem, list(chosen.values()), kind):
+            for name, part in found.items():
+                more = part.dense_sum().double()
+                sums[name] = sums[name] + more if name in sums else more
+                outer[name] = part.is_outer
+        count = problem.count()
+        means = {name: total(s) / count for name, s in sums.items()}
+    return {
+        name: unpacked(mean, *chosen[name].weight.shape) if outer[name] else mean
+        for name, mean in means.items()
+    }
 
 
 def exact_diagonal(

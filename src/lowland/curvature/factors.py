@@ -7,7 +7,8 @@ of the model's outputs z and ``A_k = d2l_k/dz2``, the layer's block of the Hessi
 
 if all that follows the layer is piecewise linear: C backward passes give every ``J_k``. The same
 sum is the generalised Gauss-Newton (GGN) block of any network. Otherwise ``J_k`` is the identity
-and ``A_k = d2l_k/da2`` is differentiated twice with respect to a, a pass for each of its rows.
+and ``A_k = d2l_k/da2`` is differentiated twice with respect to a, a pass for each of its rows. The
+empirical Fisher block has the same form: ``J_k = dl_k/da_k``, a single row, and ``A_k = 1``.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from lowland.curvature.memory import samples_within
 from lowland.curvature.structure import piecewise_linear
 from lowland.problem import Problem
 
-Kind = Literal["hessian", "ggn"]
+Kind = Literal["hessian", "ggn", "fisher"]  # the Fisher block is the empirical one
 
 # Entries of packed outer products in flight.
 _PAIRS = 1 << 22
@@ -115,6 +116,18 @@ def factors(
             yield _of_batch(problem, batch, chosen, kind)
 
 
+def factor_bytes(problem: Problem, at: Layer, kind: Kind) -> tuple[int, int]:
+    """What one sample takes: its factors of a layer, and all that is made on the way."""
+    with problem.measuring():
+        one = next(problem.batches("train")).map(lambda t: t[:1])
+        with tapped([at]) as taps:
+            z = problem.outputs(one.inputs)
+        (tap,) = taps.values()
+        C = _rows(z, tap, kind)
+        numbers = at.inputs(tap.x).numel() + C * tap.a.numel() + C * C
+        return numbers * problem.dtype.itemsize, _bytes(z, [tap], kind)
+
+
 def passes(problem: Problem, chosen: list[Layer]) -> dict[str, int]:
     """How many double backward passes each layer's exact Hessian block takes.
 
@@ -127,11 +140,18 @@ def passes(problem: Problem, chosen: list[Layer]) -> dict[str, int]:
         return {name: 0 if piecewise_linear(z, t.a) else t.a.numel() for name, t in taps.items()}
 
 
+def _rows(z: Tensor, tap: Tap, kind: Kind) -> int:
+    """C, the number of rows of J for one sample."""
+    if kind == "fisher":
+        return 1
+    return z.numel() if kind == "ggn" or piecewise_linear(z, tap.a) else tap.a.numel()
+
+
 def _bytes(z: Tensor, taps: list[Tap], kind: Kind) -> int:
     """What the factors of one sample take in float64, with the gradients made of them."""
     numbers = 0
     for t in taps:
-        C = z.numel() if kind == "ggn" or piecewise_linear(z, t.a) else t.a.numel()
+        C = _rows(z, t, kind)
         x = t.layer.inputs(t.x)
         outer = isinstance(t.layer, MatrixLayer) and x.shape[1:3] == (1, 1)
         numbers += x.numel() + C * t.a.numel() + C * C
@@ -145,11 +165,13 @@ def _of_batch(
     with tapped(chosen) as taps:
         z = problem.outputs(batch.inputs)
     losses = problem.loss(z, batch.targets)
+    if kind == "fisher":
+        return _gradients(losses, taps)
     through = [t for t in taps.values() if kind == "ggn" or piecewise_linear(z, t.a)]
     found = {}
     if through:
         J = _jacobians(z, [t.a for t in through])
-        A = _output_curvature(problem, z.detach(), batch.targets)
+        A = output_curvature(problem, z.detach(), batch.targets)
         for t, columns in zip(through, J, strict=True):
             C, n = columns.shape[:2]
             J_t = t.layer.outputs(columns.flatten(0, 1)).unflatten(0, (C, n)).transpose(0, 1)
@@ -161,6 +183,18 @@ def _of_batch(
             A = second_derivative(losses, t.a)
             found[name] = Factors(t.layer, x, eye, A, "double backward of the layer's outputs")
     return found
+
+
+def _gradients(losses: Tensor, taps: dict[str, Tap]) -> dict[str, Factors]:
+    """The factors of the empirical Fisher blocks, from one backward pass."""
+    found = torch.autograd.grad(losses.sum(), [t.a for t in taps.values()], materialize_grads=True)
+    one = losses.new_ones(len(losses), 1, 1)
+    return {
+        name: Factors(
+            t.layer, t.layer.inputs(t.x), t.layer.outputs(g).unsqueeze(1), one, "one backward pass"
+        )
+        for (name, t), g in zip(taps.items(), found, strict=True)
+    }
 
 
 def _jacobians(z: Tensor, points: list[Tensor]) -> list[Tensor]:
@@ -186,7 +220,7 @@ def _jacobians(z: Tensor, points: list[Tensor]) -> list[Tensor]:
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
-def _output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
+def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     """``d2l/dz2`` of each sample, (n, C, C): in closed form where the loss has one."""
     if problem.loss.second is not None and z.ndim == 2:
         return problem.loss.second(z)

@@ -58,6 +58,10 @@ class Layer(ABC):
         """The layer's outputs, or gradients with respect to them, at each position (n, T, ...)."""
 
     @abstractmethod
+    def restored(self, positions: Tensor, shape: torch.Size) -> Tensor:
+        """Undo :meth:`outputs`: from (n, T, ...) to the outputs' own ``shape``."""
+
+    @abstractmethod
     def gradients(self, x: Tensor, delta: Tensor) -> Tensor:
         """Gradients with respect to the weight, (n, C, M).
 
@@ -100,6 +104,11 @@ class MatrixLayer(Layer):
             a = a.flatten(2).transpose(1, 2)  # (n, T, channels)
         return a.reshape(len(a), -1, self.groups, self.shape[1])
 
+    def restored(self, positions: Tensor, shape: torch.Size) -> Tensor:
+        """From (n, T, G, out) to the outputs' own ``shape``."""
+        a = positions.flatten(2)
+        return (a if isinstance(self.module, nn.Linear) else a.transpose(1, 2)).reshape(shape)
+
     def gradients(self, x: Tensor, delta: Tensor) -> Tensor:
         """``B_kc = sum_t delta_kct x_kt^T``, flattened."""
         return torch.einsum("nctgo,ntgi->ncgoi", delta, x).flatten(2)
@@ -127,6 +136,13 @@ class AffineLayer(Layer):
         if not isinstance(self.module, nn.LayerNorm) and a.ndim > 2:
             a = a.movedim(1, -1)
         return a.reshape(len(a), -1, self.weight.numel())
+
+    def restored(self, positions: Tensor, shape: torch.Size) -> Tensor:
+        """To the outputs' own ``shape``."""
+        if isinstance(self.module, nn.LayerNorm) or len(shape) == 2:
+            return positions.reshape(shape)
+        n, channels, *rest = shape
+        return positions.reshape(n, *rest, channels).movedim(-1, 1)
 
     def gradients(self, x: Tensor, delta: Tensor) -> Tensor:
         """``sum_t delta_kct * x_kt``."""

@@ -41,18 +41,20 @@ def effective_dimension(
     steps: int = 80,
     probes: int = 8,
     seed: int = 0,
+    density: Density | None = None,
 ) -> Estimate:
     """``sum_i l_i / (l_i + alpha)`` over eigenvalues ``l_i >= 0``: directions the data determine.
 
     (MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020.) A negative eigenvalue counts as zero: it
-    determines no direction, and its term would have a pole at ``-alpha``.
+    determines no direction, and its term would have a pole at ``-alpha``. A ``density`` of A that
+    is at hand saves its products.
 
     >>> effective_dimension(Dense(torch.diag(torch.tensor([3.0, 1.0, -2.0]))), alpha=1.0)
     1.25 (exact, 0 products)
     """
     if not alpha > 0:
         raise InputError(f"alpha must be above zero; got {alpha}")
-    density = spectral_density(A, steps=steps, probes=probes, seed=seed)
+    density = density or spectral_density(A, steps=steps, probes=probes, seed=seed)
 
     def determined(x: Tensor) -> Tensor:
         return x.clamp_min(0) / (x.clamp_min(0) + alpha)
@@ -87,6 +89,7 @@ def negative_eigenvalues(
     steps: int = 80,
     probes: int = 8,
     seed: int = 0,
+    density: Density | None = None,
 ) -> Estimate:
     """The number of eigenvalues below ``-threshold``.
 
@@ -99,7 +102,7 @@ def negative_eigenvalues(
     >>> negative_eigenvalues(Dense(H))
     1 (below -2.7e-15: exact, 0 products)
     """
-    density = spectral_density(A, steps=steps, probes=probes, seed=seed)
+    density = density or spectral_density(A, steps=steps, probes=probes, seed=seed)
     if threshold is None:
         largest = float(density.nodes.abs().max())
         floor = A.size * torch.finfo(A.dtype).eps * largest

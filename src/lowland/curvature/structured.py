@@ -18,6 +18,7 @@ from lowland.curvature.factors import Kind, passes
 from lowland.curvature.lanczos import Dense, Operator
 from lowland.curvature.layers import Layer, layers
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
+from lowland.curvature.probes import remainder_trace
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.problem import Problem
@@ -69,7 +70,9 @@ def _structured_trace(
 
     estimated = []
     if dear and (curved := plan.names(plan.curved, A.params)):
-        estimated.append(estimate(Remainder(A.problem, curved)))
+        target = rtol * abs(exact)
+        found = remainder_trace(A.problem, plan.curved, curved, target=target, seed=seed)
+        estimated.append(found)
     if plan.unseen:
         estimated.append(estimate(type(A)(A.problem, plan.unseen)))
     if not estimated:

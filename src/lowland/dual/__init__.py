@@ -3,6 +3,7 @@
 The room is called ``dual`` because ``lowland.duality`` is the function.
 """
 
-from lowland.dual.decomposition import Decomposition, duality
+from lowland.dual.decomposition import Decomposition, Decompositions, duality
+from lowland.dual.pairing import Pairs, pair
 
-__all__ = ["Decomposition", "duality"]
+__all__ = ["Decomposition", "Decompositions", "Pairs", "duality", "pair"]

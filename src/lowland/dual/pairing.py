@@ -1,52 +1,131 @@
 """Which training sample stands beside which test sample."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from lowland.curvature.layers import layer, tapped
 from lowland.errors import InputError
 from lowland.problem import Problem
 
 # Distances held at once: 256 MiB in float64.
 _DISTANCES = 1 << 25
 
+Split = Literal["test", "train"]
 
-def nearest_same_label(problem: Problem) -> Tensor:
-    """For each test sample, the index of the nearest training sample with the same label, (K,).
 
-    Nearest is by Euclidean distance in input space (Feng & Tu, Methods). Distances are computed
-    in float64 and in chunks; the tests x train matrix is never held.
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of one training and one test sample each, by their places in the data."""
+
+    train: Tensor  # (K,)
+    test: Tensor  # (K,)
+    unpaired: int  # samples whose label does not occur on the other side
+    rule: str  # how they were found, in words
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def __repr__(self) -> str:
+        left = f", {self.unpaired} without a partner" if self.unpaired else ""
+        return f"Pairs({len(self)}: {self.rule}{left})"
+
+
+def pair(
+    problem: Problem,
+    *,
+    each: Split = "test",
+    space: str | None = None,
+    same_label: bool | None = None,
+) -> Pairs:
+    """Pair samples with their nearest neighbour on the other side, by Euclidean distance.
+
+    Distances are computed in float64, class by class and in chunks; no tests x train matrix is
+    ever held.
+
+    Args:
+        problem: with test data.
+        each: ``"test"`` finds the nearest training sample for each test sample, as Feng & Tu do;
+            ``"train"`` the nearest test sample for each training sample.
+        space: ``None`` compares the network's inputs, a layer's name what that layer sees.
+        same_label: only samples of the same label are partners; by default where there are class
+            labels, which a regression has not.
+
+    >>> X, y = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 0])
+    >>> problem = Problem(torch.nn.Linear(1, 2), train=(X, y), test=(X + 0.9, y))
+    >>> pair(problem).train
+    tensor([0, 1, 2])
     """
-    train, test = _flat_inputs(problem, "train"), _flat_inputs(problem, "test")
-    labels, wanted = problem.train.targets, problem.test.targets
-    for split, y in (("train", labels), ("test", wanted)):
-        if y.is_floating_point() or y.ndim != 1:
-            raise InputError(
-                f"pairing needs one class label per sample; the {split} targets have shape "
-                f"{tuple(y.shape)} and type {y.dtype}"
-            )
-    partner = torch.empty(len(wanted), dtype=torch.long)
-    for label in wanted.unique():
-        here, there = (labels == label).nonzero()[:, 0], (wanted == label).nonzero()[:, 0]
-        if not len(here):
-            raise InputError(
-                f"{len(there)} test sample(s) have label {int(label)}, which no training sample "
-                "has: they have no partner; remove them or add training samples of that label"
-            )
-        candidates = train[here].double()
-        squares = candidates.square().sum(1)  # (n,)
-        for part in there.split(max(1, _DISTANCES // len(here))):
-            # |t - x|^2 less |t|^2, which does not change which one is nearest
-            distance = squares - 2 * (test[part].double() @ candidates.T)
-            partner[part] = here[distance.argmin(1)]
-    return partner
-
-
-def _flat_inputs(problem: Problem, split: str) -> Tensor:
-    data = problem.data(split)
-    inputs = data.take(slice(None)).inputs
-    if not isinstance(inputs, Tensor):
+    if each not in ("test", "train"):
+        raise InputError(f"each must be 'test' or 'train'; got {each!r}")
+    features = {split: _features(problem, split, space) for split in ("train", "test")}
+    labels = {split: problem.data(split).targets for split in ("train", "test")}
+    has_labels = problem.loss.classes and all(
+        y.ndim == 1 and not y.is_floating_point() for y in labels.values()
+    )
+    if same_label is None:
+        same_label = has_labels
+    if same_label and not has_labels:
         raise InputError(
-            f"nearest neighbours need inputs that are one tensor; the {split} inputs are a "
-            f"{type(inputs).__name__}"
+            "pairs of the same label need one class label per sample; the train targets have "
+            f"shape {tuple(labels['train'].shape)} and type {labels['train'].dtype}: pass "
+            "same_label=False"
+        )
+    if not same_label:
+        labels = {s: torch.zeros(len(y), dtype=torch.long) for s, y in labels.items()}
+
+    other = "train" if each == "test" else "test"
+    partner = torch.full((len(labels[each]),), -1)
+    for label in labels[each].unique():
+        there = (labels[other] == label).nonzero()[:, 0]
+        here = (labels[each] == label).nonzero()[:, 0]
+        if len(there):
+            partner[here] = there[_nearest(features[each][here], features[other][there])]
+    found = (partner >= 0).nonzero()[:, 0]
+    if not len(found):
+        raise InputError(
+            f"no {each} sample has a partner: the labels of train and test have none in common"
+        )
+    sides = {each: found, other: partner[found]}
+    rule = (
+        f"for each {each} sample the nearest {other} sample"
+        + (" of the same label" if same_label else "")
+        + (" in input space" if space is None else f" by what layer {space!r} sees")
+    )
+    return Pairs(sides["train"], sides["test"], len(partner) - len(found), rule)
+
+
+def _nearest(queries: Tensor, candidates: Tensor) -> Tensor:
+    """For each query, which candidate is nearest."""
+    candidates = candidates.double()
+    squares = candidates.square().sum(1)
+    parts = []
+    for some in queries.split(max(1, _DISTANCES // len(candidates))):
+        # |q - c|^2 less |q|^2, which does not change which one is nearest
+        distance = torch.addmm(squares, some.double(), candidates.T, alpha=-2)
+        parts.append(distance.argmin(1))
+    return torch.cat(parts)
+
+
+def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
+    """What distances are measured between, (N, features)."""
+    if space is not None:
+        at = layer(problem, space)
+        seen = []
+        with problem.measuring(), torch.no_grad():
+            for batch in problem.batches(split):
+                with tapped([at]) as taps:
+                    problem.outputs(batch.inputs)
+                seen.append(taps[at.name].x.flatten(1).cpu())
+        return torch.cat(seen)
+    inputs = problem.data(split).take(slice(None)).inputs
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        came = f"{inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        raise InputError(
+            f"distances between inputs need one tensor of numbers; the {split} inputs are {came}: "
+            "pass pairs=lowland.pair(problem, space=...) with the name of a layer to compare what "
+            "that layer sees"
         )
     return inputs.flatten(1)

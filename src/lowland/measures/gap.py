@@ -6,12 +6,13 @@ from lowland.problem import Problem
 
 @register(
     title="Generalisation gap",
+    family="outcome",
     formula="mean test loss - mean training loss",
     definition="How much more the model loses on unseen data than on its training data.",
     citation="Feng & Tu, 2022, Fig. S3",
     sharper=None,
     needs_test=True,
-    invariant=("rescaling",),
+    invariant=("layers", "units"),
 )
 def gap(problem: Problem) -> Value:
     """The difference of the two means; the error is that of the test mean."""

@@ -5,12 +5,17 @@ registry and never names one.
 """
 
 import difflib
+import functools
 import importlib
+import math
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
 
 from lowland.errors import InputError
 
@@ -19,34 +24,48 @@ if TYPE_CHECKING:
 
     from lowland.problem import Problem
 
+# In the order in which tables show them.
+FAMILIES = (
+    *("outcome", "curvature", "normalized", "perturbation", "volume", "norms", "bounds"),
+    *("gradients", "duality"),
+)
+# Function-preserving transformations of ReLU networks, and one that keeps only the decision:
+# "layers" rescales one layer against the next (Dinh et al. 2017), "units" each hidden unit with a
+# factor of its own (Tsuzuku et al., Sec. 5.1), "outputs" multiplies the last layer.
+TRANSFORMATIONS = ("layers", "units", "outputs")
+
 
 @dataclass(frozen=True)
 class Value:
-    """What a measure's function returns."""
+    """What a measure's function returns; ``parts`` are terms that it is made of, by name."""
 
     value: float
     method: str
     stderr: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Measure:
     """A measure: how to compute it, and all that may be said of it without computing it.
 
-    ``invariant`` names the transformations that leave it unchanged: ``"rescaling"`` stands for the
-    function-preserving rescalings of ReLU networks (Dinh et al. 2017). The test battery checks
-    that it holds where claimed and fails where not. Permuting hidden units, the order of samples
+    ``invariant`` names those of ``TRANSFORMATIONS`` that leave it unchanged. The test battery
+    checks that it holds where claimed and fails where not. Permuting hidden units, the order of samples
     and how they are batched must leave every measure unchanged.
     """
 
     name: str
     title: str
+    family: str
     formula: str
     definition: str
     citation: str
     sharper: Literal["higher", "lower"] | None
     needs_test: bool
+    needs_initial: bool  # the weights that the training started from
     invariant: frozenset[str]
+    loss: str | None  # measured with this loss instead of the problem's own
+    trains: bool  # optimises or samples for thousands of gradients; runs only when it is named
     function: Callable[["Problem"], Value] = field(repr=False)
 
 
@@ -60,6 +79,8 @@ class Measurement:
     method: str | None
     reason: str | None
     seconds: float
+    gradients: float | None = None  # the same in gradients of the training loss
+    parts: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         if self.value is None:
@@ -102,7 +123,7 @@ class Measurements(Mapping[str, Measurement]):
         """A table with one row per measure."""
         import pandas as pd
 
-        columns = ["value", "stderr", "method", "reason", "seconds"]
+        columns = ["value", "stderr", "method", "reason", "seconds", "gradients"]
         return pd.DataFrame(
             [[vars(row)[c] for c in columns] for row in self._rows.values()],
             index=pd.Index(self._rows, name="measure"),
@@ -116,20 +137,25 @@ _REGISTERED: dict[str, Measure] = {}
 def register(
     *,
     title: str,
+    family: str,
     formula: str,
     definition: str,
     citation: str,
     sharper: Literal["higher", "lower"] | None,
     needs_test: bool = False,
+    needs_initial: bool = False,
     invariant: tuple[str, ...] = (),
+    loss: str | None = None,
+    trains: bool = False,
 ) -> Callable[[Callable[["Problem"], Value]], Callable[["Problem"], Value]]:
     """Make a function of a Problem a measure of the same name."""
 
     def add(function: Callable[["Problem"], Value]) -> Callable[["Problem"], Value]:
         name = function.__name__
         _REGISTERED[name] = Measure(
-            name, title, formula, definition, citation, sharper, needs_test, frozenset(invariant),
-            function,
+            name=name, title=title, family=family, formula=formula, definition=definition,
+            citation=citation, sharper=sharper, needs_test=needs_test, needs_initial=needs_initial,
+            invariant=frozenset(invariant), loss=loss, trains=trains, function=function,
         )  # fmt: skip
         return function
 
@@ -137,37 +163,102 @@ def register(
 
 
 def registered() -> dict[str, Measure]:
-    """Every measure by name: the modules of this folder are imported to find them."""
+    """Every measure by name, family by family: this folder's modules are imported to find them."""
     package = importlib.import_module("lowland.measures")
     for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
         importlib.import_module(f"lowland.measures.{module}")
-    return dict(sorted(_REGISTERED.items()))
+    order = sorted(_REGISTERED.values(), key=lambda m: (FAMILIES.index(m.family), m.name))
+    return {m.name: m for m in order}
 
 
-def measure(problem: "Problem", names: list[str] | str | None = None) -> Measurements:
-    """Compute measures of a problem: all of them, or those named.
+def measure(
+    problem: "Problem",
+    names: list[str] | str | None = None,
+    *,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Measurements:
+    """Compute measures of a problem: those named, or all that need no training of their own.
 
     One that does not apply (no test data, a layer it does not know) gives a row with the reason,
     and the others go on.
     """
     known = registered()
-    chosen = list(known) if names is None else [names] if isinstance(names, str) else list(names)
+    if names is None:
+        chosen = [name for name, m in known.items() if not m.trains]
+    else:
+        chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"no measure named {name!r}; there are {', '.join(known)}{hint}")
-    return Measurements([_run(known[name], problem) for name in chosen])
-
-
-def _run(chosen: Measure, problem: "Problem") -> Measurement:
-    began = time.perf_counter()
-    if chosen.needs_test and not problem.has_test:
-        return Measurement(chosen, None, None, None, "does not apply: needs test data", 0.0)
+    gradient = _seconds_of_a_gradient(problem)
+    rows = []
+    token = _SHARED.set({})
     try:
-        found = chosen.function(problem)
-    except InputError as error:
+        for name in chosen:
+            progress(f"measure {name}")
+            rows.append(_run(known[name], problem, gradient))
+    finally:
+        _SHARED.reset(token)
+    return Measurements(rows)
+
+
+def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
+    began = time.perf_counter()
+
+    def row(found: Value | None, reason: str | None) -> Measurement:
         seconds = time.perf_counter() - began
-        return Measurement(chosen, None, None, None, f"does not apply: {error}", seconds)
-    seconds = time.perf_counter() - began
-    return Measurement(chosen, found.value, found.stderr, found.method, None, seconds)
+        known = (
+            vars(found) if found else {"value": None, "stderr": None, "method": None, "parts": {}}
+        )
+        return Measurement(
+            chosen, reason=reason, seconds=seconds, gradients=seconds / gradient, **known
+        )
+
+    if chosen.needs_test and not problem.has_test:
+        return row(None, "does not apply: needs test data")
+    if chosen.needs_initial and not problem.has_initial:
+        return row(None, "does not apply: needs the initial weights, Problem(initial=...)")
+    try:
+        found = chosen.function(problem.with_loss(chosen.loss) if chosen.loss else problem)
+    except InputError as error:
+        return row(None, f"does not apply: {error}")
+    if not math.isfinite(found.value):
+        return row(None, f"is not finite: {found.method}")
+    return row(found, None)
+
+
+def _seconds_of_a_gradient(problem: "Problem") -> float:
+    """How long one gradient of the training loss takes, the unit of cost."""
+    times = []
+    for _ in range(2):  # the first also warms up
+        began = time.perf_counter()
+        with problem.measuring():
+            leaves = {n: p.clone().requires_grad_() for n, p in problem.params.items()}
+            for batch in problem.batches():
+                loss = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets).sum()
+                torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        times.append(time.perf_counter() - began)
+    return max(min(times), 1e-9)
+
+
+# What several measures need, while they are computed together.
+_SHARED: ContextVar[dict[Any, Any] | None] = ContextVar("shared", default=None)
+T = TypeVar("T")
+
+
+def once(function: Callable[["Problem"], T]) -> Callable[["Problem"], T]:
+    """Compute a quantity of a problem once for all measures of one call of :func:`measure`."""
+
+    @functools.wraps(function)
+    def shared(problem: "Problem") -> T:
+        known = _SHARED.get()
+        if known is None:
+            return function(problem)
+        key = function, problem.loss.name, id(problem.train)
+        if key not in known:
+            known[key] = function(problem)
+        return known[key]
+
+    return shared

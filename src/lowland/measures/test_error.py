@@ -6,12 +6,13 @@ from lowland.problem import Problem
 
 @register(
     title="Test error",
+    family="outcome",
     formula="share of test samples with argmax f(x') != y'",
     definition="The share of unseen samples that are classified wrongly, with its standard error.",
     citation="",
     sharper=None,
     needs_test=True,
-    invariant=("rescaling",),
+    invariant=("layers", "units", "outputs"),
 )
 def test_error(problem: Problem) -> Value:
     """Counted on the test set, which is a sample: the error is binomial."""

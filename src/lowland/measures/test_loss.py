@@ -6,12 +6,13 @@ from lowland.problem import Problem
 
 @register(
     title="Test loss",
+    family="outcome",
     formula="mean over test samples of l(w, x')",
     definition="The mean loss on data the model has not seen, with the standard error of the mean.",
     citation="",
     sharper=None,
     needs_test=True,
-    invariant=("rescaling",),
+    invariant=("layers", "units"),
 )
 def test_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses; the test set is a sample, so it has an error."""

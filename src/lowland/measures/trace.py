@@ -1,14 +1,15 @@
 """Trace of the whole network's Hessian."""
 
-from lowland.curvature import hessian
 from lowland.curvature import trace as trace_of
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.spectrum import whole_hessian
 from lowland.problem import Problem
 
 
 @register(
     title="Hessian trace",
+    family="curvature",
     formula="tr H = sum_i d2L/dw_i2",
     definition="The sum of all curvatures of the training loss: the average rise under small "
     "isotropic noise on the weights, per unit of half its variance.",
@@ -17,7 +18,7 @@ from lowland.problem import Problem
 )
 def trace(problem: Problem) -> Value:
     """Exact where layers can be seen through, otherwise to a standard error of 1 %."""
-    found = trace_of(hessian(problem), rtol=0.01)
+    found = trace_of(whole_hessian(problem), rtol=0.01)
     if not found.converged:
         raise InputError(f"the estimate did not converge: {found!r}")
     return Value(found.value, found.method, found.stderr or None)

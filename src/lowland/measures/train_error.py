@@ -6,11 +6,12 @@ from lowland.problem import Problem
 
 @register(
     title="Training error",
+    family="outcome",
     formula="share of training samples with argmax f(x) != y",
     definition="The share of training samples that are classified wrongly.",
     citation="",
     sharper=None,
-    invariant=("rescaling",),
+    invariant=("layers", "units", "outputs"),
 )
 def train_error(problem: Problem) -> Value:
     """Counted, not estimated."""

@@ -6,11 +6,12 @@ from lowland.problem import Problem
 
 @register(
     title="Training loss",
+    family="outcome",
     formula="L = mean over training samples of l(w, x)",
     definition="The mean loss on the data the model was fitted to.",
     citation="",
     sharper=None,
-    invariant=("rescaling",),
+    invariant=("layers", "units"),
 )
 def train_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses."""

@@ -8,6 +8,7 @@ from lowland.problem import Problem
 
 @register(
     title="Weight norm",
+    family="norms",
     formula="|w|_2 over all parameters",
     definition="The Euclidean length of the parameter vector: the size of the solution.",
     citation="Feng & Tu, 2022, Fig. 2B",

@@ -1,6 +1,7 @@
 """Saved results as one self-contained HTML page; nothing here computes or imports torch."""
 
+from lowland.report.comparison import compared, render_comparison
 from lowland.report.page import render
 from lowland.report.words import answer
 
-__all__ = ["answer", "render"]
+__all__ = ["answer", "compared", "render", "render_comparison"]

@@ -106,6 +106,12 @@ def boundary(n_sharp: int, n: int) -> Plot:
     return {"shapes": [shape], "annotations": [label]}
 
 
+def legend() -> Plot:
+    """Show the names of the curves above the figure, as part of a layout."""
+    above = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
+    return {"showlegend": True, "legend": above, "margin": {"l": 64, "r": 12, "t": 48, "b": 52}}
+
+
 def _axis(title: str) -> Plot:
     return {
         "title": {"text": title, "standoff": 10, "font": {"size": 13}},

@@ -59,6 +59,20 @@ GLOSSARY: dict[str, Definition] = {
         "ΔL = ⟨l(w, x′_{k}) − l(w, x_{k})⟩_{k}",
         "Sec. 3",
     ),
+    "dual_gap": _duality(
+        "Gap of the dual weights",
+        "What the losses at the dual weights make of the gap. It is the paired gap where the dual "
+        "is exact, and misses it where the layer's dual is a fit, or where data passes by.",
+        "⟨l(w + Δw_{k}, x_{k}) − l(w, x_{k})⟩_{k}",
+        "Eq. 8",
+    ),
+    "explained": _duality(
+        "Gap explained",
+        "The gap that the layer's dual weights make, as a share of the paired gap: 100 % where all "
+        "data passes through the layer and its dual is exact.",
+        "⟨l(w + Δw_{k}, x_{k}) − l(w, x_{k})⟩_{k} / ΔL",
+        "Eq. 8",
+    ),
     "eq9": _duality(
         "Sum over directions, with means",
         "The paired gap written as a sum over the eigen-directions of the layer's Hessian. It "
@@ -116,6 +130,50 @@ GLOSSARY: dict[str, Definition] = {
         "over all directions.",
         "‖σ_{w}‖^{2} = Σ_{n} σ_{w,n}^{2}",
         "Eq. 12",
+    ),
+    "total_w_data": _duality(
+        "Total dual variance, from the data",
+        "The same without any direction: from the weights and the covariance of the relative "
+        "differences of the data, less the square of the mean shift, which the paper neglects.",
+        "Σ C_{ii′} w_{ij} w_{i′j} − ‖⟨Δw_{k}⟩‖^{2},  C = ⟨Δx_{k} Δx_{k}^{T} / ‖x_{k}‖^{2}⟩",
+        "Eq. 12",
+    ),
+    "unseen_sigma_g": Definition(
+        "Bound on the rest",
+        "Only leading directions were computed. No direction orthogonal to them has a σ_{g} above "
+        "this: if it is below that of the last sharp direction, the sharp ones are certain.",
+    ),
+    "positions": Definition(
+        "Positions",
+        "How many vectors a sample shows the layer: 1 for a plain dense layer, the tokens of a "
+        "sequence, the patches under a convolution's kernel.",
+    ),
+    "rank": Definition(
+        "Rank of the positions",
+        "How many independent combinations of its positions the dual of a sample rests on, on "
+        "average; singular values that rounding makes meaningless are left out.",
+    ),
+    "mean_residual": _duality(
+        "Mean duality residual",
+        "The same as the duality residual, averaged over pairs.",
+        "⟨‖Δw_{k} x_{k} − w Δx_{k}‖ / ‖w Δx_{k}‖⟩_{k}",
+        "Eq. 2",
+    ),
+    "basis": Definition(
+        "Basis",
+        "Whose eigenvectors the directions are: of the Hessian, of the generalised Gauss-Newton "
+        "matrix (ggn) or of the empirical Fisher matrix, within this layer.",
+    ),
+    "route": Definition("Directions found by", "Which directions were computed, and how."),
+    "gauge": Definition(
+        "Gauge",
+        "Hidden units can be rescaled without a change of the function, which moves the split. "
+        "Given: as the model came. Balanced: every unit's incoming and outgoing weights have equal "
+        "norms, so that no such rescaling can move the split.",
+    ),
+    "pairing": Definition("Pairs are", "Which samples are compared with which."),
+    "degenerate": Definition(
+        "Odd cases", "What was counted and left out of sums, or used with care, and why."
     ),
     "total_g": _duality(
         "Total gradient variance",
@@ -175,6 +233,37 @@ GLOSSARY: dict[str, Definition] = {
         "S_{w,n} = Σ_{i ≤ n} σ_{w,i}",
         "Sec. 4.1 and Fig. 3B",
     ),
+    "c": _duality(
+        "Correlation c_{n}",
+        "How closely gradient and dual shift go together along direction n, over the pairs.",
+        "c_{n} = ⟨(g_{n,k} − μ_{g,n}) (Δw_{n,k} − μ_{w,n})⟩_{k} / (σ_{g,n} σ_{w,n})",
+        "Eq. 10",
+    ),
+    "flatness": _duality(
+        "Flatness F_{n}",
+        "The width of the region along direction n in which the training loss stays below twice "
+        "its value at the solution.",
+        "L(w ± F_{n}^{±} e_{n}) = 2 L(w),  F_{n} = F_{n}^{+} + F_{n}^{−}",
+        "Fig. S4",
+    ),
+    "finite": _duality(
+        "One after the other",
+        "The loss change when direction n joins those before it: these add up to the gap exactly.",
+        "⟨l(w + Δw_{1…n,k}, x_{k}) − l(w + Δw_{1…n−1,k}, x_{k})⟩_{k}",
+        "Eq. 13",
+    ),
+    "alone": _duality(
+        "Each direction alone",
+        "The loss change when the weights move along direction n only.",
+        "⟨l(w + Δw_{n,k} e_{n}, x_{k}) − l(w, x_{k})⟩_{k}",
+        "Eqs. 14 and 16",
+    ),
+    "linear": _duality(
+        "Linear",
+        "The same by the gradient at the solution.",
+        "⟨(∂l_{k}/∂w_{n}) Δw_{n,k}⟩_{k}",
+        "Eq. 17",
+    ),
     "contribution": _duality(
         "Contribution of a direction",
         "What direction n adds to the paired gap: sharpness times dual spread times their "
@@ -187,6 +276,37 @@ GLOSSARY: dict[str, Definition] = {
         "The second derivative of the mean training loss along direction n, within this layer.",
         "H_{n} = e_{n}^{T} (∇∇L) e_{n}",
         "Fig. 2A",
+    ),
+    # Of a comparison
+    "change": Definition(
+        "Change of the paired gap",
+        "The second solution's paired gap less the first one's, on the same pairs.",
+        "ΔL₂ − ΔL₁",
+    ),
+    "sharpness": _duality(
+        "Due to sharpness",
+        "How much of the change comes from other σ_{g,n}: the mean effect of exchanging them over "
+        "all orders in which the three factors can be exchanged (Shapley value).",
+        "Σ_{n} (σ′_{g,n} − σ_{g,n}) [ (c σ_{w} + c′ σ′_{w}) / 3 + (c σ′_{w} + c′ σ_{w}) / 6 ]_{n}",
+        "Eq. 11",
+    ),
+    "size_part": _duality(
+        "Due to size",
+        "How much of the change comes from other σ_{w,n}, in the same way.",
+        "",
+        "Eq. 11",
+    ),
+    "correlation_part": _duality(
+        "Due to correlation",
+        "How much of the change comes from other c_{n}, in the same way.",
+        "",
+        "Eq. 11",
+    ),
+    "means_part": _duality(
+        "Due to the means",
+        "The change of the product of means, which belongs to neither factor.",
+        "Σ_{n} μ′_{g,n} μ′_{w,n} − Σ_{n} μ_{g,n} μ_{w,n}",
+        "Eq. 9",
     ),
     # How it was made
     "parameters": Definition("Parameters", "How many trainable numbers the whole model has."),

@@ -8,22 +8,26 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from lowland.errors import InputError
 from lowland.report import numbers
-from lowland.report.figures import Figure, figures
+from lowland.report.drawing import Figure
+from lowland.report.figures import figures
 from lowland.report.glossary import GLOSSARY, Definition
 from lowland.report.words import answer
 
-FORMAT = 1
-SECTIONS = ("subject", "outcome", "training", "duality", "measures", "checks", "notes")
+FORMAT = 2
+SECTIONS = (
+    *("subject", "outcome", "training", "duality", "layers", "measures", "checks", "notes"),
+)
 DECOMPOSITION = (
-    *("gap", "paired_gap", "eq9", "eq11", "mean_term", "sharp", "flat", "n_sharp", "directions"),
-    *("weight_norm", "total_w", "total_g", "pairs", "excluded", "excluded_gap"),
-    *("duality_residual", "loss_defect"),
+    *("gap", "paired_gap", "dual_gap", "eq9", "eq11", "mean_term", "sharp", "flat", "n_sharp"),
+    *("directions", "unseen_sigma_g", "weight_norm", "total_w", "total_w_data", "total_g"),
+    *("pairs", "excluded", "excluded_gap", "positions", "rank", "duality_residual"),
+    *("mean_residual", "loss_defect"),
 )
 
 Row = dict[str, Any]
@@ -37,29 +41,50 @@ def render(results: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     escaped.
     """
     _validate(results)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {
-        "formula": formula,
-        "number": numbers.number,
-        "duration": numbers.duration,
-        "date": numbers.date,
-    }
-    environment.tests["finite"] = lambda value: value is not None and math.isfinite(value)
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     drawn = figures(results, arrays)
-    return environment.from_string(_text("report.html.j2")).render(
+    return show(
+        "report.html.j2",
+        drawn,
+        _definitions(results),
+        results["lowland"],
         results=results,
         answer=answer(results),
         failed=sum(not check["passed"] for check in results["checks"]),
         cards=_cards(results),
         decomposition=_decomposition(results["duality"]),
         making=_making(results),
+    )
+
+
+def show(
+    template: str,
+    drawn: list[Figure],
+    definitions: list[tuple[str, Definition]],
+    version: str,
+    **content: Any,
+) -> str:
+    """Fill a template that extends the common page."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=FunctionLoader(_text)
+    )
+    environment.filters |= {
+        "formula": formula,
+        "number": numbers.number,
+        "percent": numbers.percent,
+        "duration": numbers.duration,
+        "date": numbers.date,
+    }
+    environment.tests["finite"] = lambda value: value is not None and math.isfinite(value)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    environment.globals |= {"definitions": definitions}
+    return environment.get_template(template).render(
         figures=drawn,
         pictures=_pictures(drawn),
-        definitions=_definitions(results),
+        version=version,
         style=Markup(_text("style.css")),
         plotly=Markup(get_plotlyjs()),
         hashed=_hashed,
+        **content,
     )
 
 
@@ -111,7 +136,19 @@ def _decomposition(duality: dict[str, Any] | None) -> list[Row]:
     eq9, eq11 = duality["eq9"], duality["eq11"]
     mean = None if eq9 is None or eq11 is None else eq9 - eq11
     known = duality | {"mean_term": mean}
-    return [_row(key, numbers.number(known[key])) for key in DECOMPOSITION if key in known]
+    if duality["complete"]:
+        known.pop("unseen_sigma_g")
+    rows = []
+    for key in DECOMPOSITION:
+        if key in known:
+            low, high = duality["intervals"].get(key, (None, None))
+            spread = f" ({numbers.number(low, 3)} to {numbers.number(high, 3)})" if low else ""
+            rows.append(_row(key, numbers.number(known[key]) + spread))
+    for key in ("basis", "route", "gauge", "pairing"):
+        rows.append(_row(key, str(duality[key])))
+    odd = [f"{count:,} × {kind}" for kind, count in duality["degenerate"].items() if count]
+    rows.append(_row("degenerate", "; ".join(odd) or "none"))
+    return rows
 
 
 def _making(results: dict[str, Any]) -> list[Row]:

@@ -15,9 +15,6 @@ from lowland.report.numbers import number, percent
 NEGLIGIBLE_SHARE = 0.02
 NEGLIGIBLE_NATS = 1e-3
 
-# A dual that misses activities or losses by more than a tenth explains another network's gap.
-TRUSTED_MISS = 0.1
-
 # Shares this close to one half do not name a culprit.
 BALANCED = (0.45, 0.55)
 
@@ -81,8 +78,8 @@ def _why(results: dict[str, Any]) -> str:
     if duality is None:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
     layer = f"layer '{duality['layer']}'"
-    misses = (duality["duality_residual"], duality["loss_defect"])  # of activities, of losses
-    if not all(_finite(miss) and miss <= TRUSTED_MISS for miss in misses):
+    if not duality["trusted"]:
+        misses = (duality["mean_residual"], duality["loss_defect"])  # of activities, of losses
         size = percent(max(misses), 0) if all(map(_finite, misses)) else "unknown"
         return (
             f"The activity-weight duality is too rough in {layer} "

@@ -1,0 +1,104 @@
+"""The directions that the gap is decomposed over: eigenvectors of a layer's curvature."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowland.curvature import eigsh, fisher, ggn, hessian
+from lowland.curvature.block import layer_operators
+from lowland.curvature.exact import layer_hessians
+from lowland.curvature.factors import Kind, factor_bytes, passes
+from lowland.curvature.lanczos import Operator, rounding
+from lowland.curvature.layers import MatrixLayer
+from lowland.problem import Problem
+
+# Up to this many weights all eigenvectors are computed: a quarter of a minute on two cores.
+ALL_DIRECTIONS = 4096
+# Of larger layers, so many leading ones.
+LEADING = 50
+# A smooth network's exact block takes a double backward pass for each of the layer's outputs.
+_PASSES = 1024
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Orthonormal directions (M, n) with the curvature along each of them."""
+
+    values: Tensor  # (n,)
+    vectors: Tensor  # (M, n)
+    route: str
+    residual: float  # largest |H e - value e|
+
+    @property
+    def complete(self) -> bool:
+        """Whether the directions span the whole weight space."""
+        return self.vectors.shape[0] == self.vectors.shape[1]
+
+
+def bases(
+    problem: Problem, chosen: list[MatrixLayer], kind: Kind, directions: int | None
+) -> dict[str, Basis]:
+    """Every layer's directions, all that can share a pass over the data from one."""
+    routes = {at.name: _route(problem, at, kind, directions) for at in chosen}
+    found = {}
+    dense = [name for name, route in routes.items() if route == "dense"]
+    for name, H in layer_hessians(problem, dense, kind).items():
+        values, vectors = torch.linalg.eigh(H)
+        residual = float((H @ vectors - vectors * values).norm(dim=0).max())
+        found[name] = Basis(values, vectors, "all, from the exact dense block", residual)
+    factored = [name for name, route in routes.items() if route == "factored"]
+    for name, block in layer_operators(problem, factored, kind).items():
+        found[name] = _leading(block, directions, "the exact block in factors")
+    operators = {"hessian": hessian, "ggn": ggn, "fisher": fisher}
+    for at in chosen:
+        if routes[at.name] == "products":
+            operator = operators[kind](problem, at.weight_name)
+            found[at.name] = _leading(operator, directions, "products by autograd")
+    return found
+
+
+def _route(problem: Problem, at: MatrixLayer, kind: Kind, directions: int | None) -> str:
+    M = at.weight.numel()
+    held, used = factor_bytes(problem, at, kind)
+    fits = kind != "hessian" or passes(problem, [at])[at.name] <= _PASSES
+    wanted = M if directions is None and M <= ALL_DIRECTIONS else directions or LEADING
+    if fits and wanted >= M and used <= problem.memory:
+        return "dense"
+    if fits and held * len(problem.train) <= problem.memory:
+        return "factored"
+    return "products"
+
+
+def _leading(operator: Operator, directions: int | None, by: str) -> Basis:
+    """The directions of largest curvature, by magnitude."""
+    k = min(directions or LEADING, operator.size)
+    tol = 1e-8 if operator.dtype == torch.float64 else 1e-4
+    found = eigsh(operator, k, tol=tol, max_matvecs=40 * k + 400)
+    state = "" if found.converged else ", NOT converged"
+    route = f"the {k} leading ones by Lanczos, {found.matvecs} products with {by}{state}"
+    return Basis(found.values, found.vectors.double(), route, float(found.residuals.max()))
+
+
+def canonical(basis: Basis, null_components: Tensor, null: Tensor) -> Basis:
+    """The basis with its null space turned to the axes along which the data's gradients vary most.
+
+    Eigenvectors of one eigenvalue are no property of the matrix: the solver returns some. Where
+    the curvature is zero to rounding, the covariance of the effective gradients chooses instead,
+    so that the directions and their order depend on model and data only.
+
+    Args:
+        basis: all directions.
+        null_components: the effective gradients along the null directions, (K, d).
+        null: which directions they are, (n,).
+    """
+    centred = null_components - null_components.mean(0)
+    _, axes = torch.linalg.eigh(centred.T @ centred)
+    vectors = basis.vectors.clone()
+    vectors[:, null] = vectors[:, null] @ axes
+    return Basis(basis.values, vectors, basis.route, basis.residual)
+
+
+def null_directions(basis: Basis, dtype: torch.dtype) -> Tensor:
+    """Which directions have no curvature beyond the rounding of the model's precision, (n,)."""
+    return basis.values.abs() <= rounding(dtype) * basis.values.abs().max()

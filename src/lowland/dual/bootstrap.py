@@ -1,0 +1,73 @@
+"""How sure the parts of the gap are: the bootstrap over pairs."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from lowland.dual.moments import Moments
+from lowland.dual.shifts import Shifts
+
+SAMPLES = 1000
+LEVEL = 0.95
+
+# Pairs whose inner products are all computed: 32 MiB.
+_EXACT = 2048
+# Counts held at once: 256 MiB in float64.
+_COUNTS = 1 << 25
+
+
+def intervals(
+    found: Moments, shifts: Shifts, ratio: Tensor, dl: Tensor, sharp: Tensor, seed: int
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the paired gap and of its sharp and flat part.
+
+    Pairs are drawn with replacement. The directions stay: they are the training loss's, not the
+    pairs'. Of many pairs the product of the means is taken to first order in their change, an error
+    of one part in the number of pairs.
+
+    Args:
+        found: the moments over all pairs.
+        shifts: the dual shifts.
+        ratio: ``g_k = ratio_k dW_k``.
+        dl: the loss changes.
+        sharp: the shifts' components along the sharp directions, (K, n_sharp).
+        seed: of the draws.
+    """
+    product = _product_of_means(found, shifts, ratio)
+    values = []
+    for share in draws(len(dl), dl.device, seed):  # (b, K), each row sums to 1
+        whole = share @ dl
+        rest = whole - product(share)
+        g = ratio.unsqueeze(1) * sharp
+        part = (share @ (g * sharp) - (share @ g) * (share @ sharp)).sum(1)
+        values.append(torch.stack([whole, part, rest - part]))
+    tail = (1 - LEVEL) / 2
+    ends = torch.quantile(torch.cat(values, 1), torch.tensor([tail, 1 - tail]).to(dl), dim=1)
+    return {
+        name: (float(ends[0, i]), float(ends[1, i]))
+        for i, name in enumerate(("paired_gap", "sharp", "flat"))
+    }
+
+
+def _product_of_means(found: Moments, shifts: Shifts, ratio: Tensor) -> Callable[[Tensor], Tensor]:
+    """The product of the mean gradient and the mean shift of resamples (b, K) -> (b,)."""
+    if len(shifts) <= _EXACT:
+        inner = ratio.unsqueeze(1) * shifts.inner_products()
+        return lambda share: ((share @ inner) * share).sum(1)
+    product = found.mean_g @ found.mean_w
+    influence = ratio * shifts.dot(found.mean_w) + shifts.dot(found.mean_g)
+    return lambda share: share @ influence - product
+
+
+def draws(K: int, device: torch.device, seed: int) -> Iterator[Tensor]:
+    """Resamples of K pairs as the share of each pair in them, some resamples at a time (b, K)."""
+    generator = torch.Generator().manual_seed(seed)
+    left = SAMPLES
+    while left:
+        b = min(left, max(1, _COUNTS // K))
+        drawn = torch.randint(K, (b, K), generator=generator)
+        drawn += K * torch.arange(b).unsqueeze(1)
+        counts = torch.bincount(drawn.flatten(), minlength=b * K).view(b, K)
+        yield counts.to(device, torch.float64) / K
+        left -= b

@@ -1,0 +1,81 @@
+"""The supplement's leading-order approximations of the gap, direction by direction (Eq. 13-17)."""
+
+import torch
+from torch import Tensor
+
+from lowland.batches import Batch
+from lowland.curvature.layers import MatrixLayer, tapped
+from lowland.dual.replay import losses_with_each
+from lowland.dual.shifts import Shifts
+from lowland.problem import Problem
+
+# Numbers in flight in the layer's outputs: 32 MiB in float64.
+_OUTPUTS = 1 << 22
+
+
+def expansion(problem: Problem, shifts: Shifts, E: Tensor, samples: Tensor) -> dict[str, Tensor]:
+    """Three forms of the contribution of each direction, from exact to linear, and what they need.
+
+    ``finite`` is the loss change when direction n joins those before it (Eq. 13): its sum over all
+    directions is the gap that the dual weights make. ``alone`` is the loss change by direction n on
+    its own (Eq. 14, 16), ``linear`` that of its gradient (Eq. 17), and ``gradient_square`` the
+    mean square of the gradient along n, the leading order of ``sigma_g^2``.
+
+    Args:
+        problem: the model and data.
+        shifts: the dual shifts of K pairs.
+        E: the directions as columns, (M, n), in the order in which they join.
+        samples: the training sample of each pair, (K,).
+    """
+    at = shifts.layer
+    sums = torch.zeros(4, E.shape[1], dtype=torch.float64, device=E.device)
+    size = max(1, problem.train.batch_size)
+    w = shifts.components(E)  # (K, n)
+    for some, steps in zip(samples.split(size), w.split(size), strict=True):
+        sums += _of_chunk(problem, at, problem.place(problem.train.take(some)), steps, E)
+    finite, alone, linear, square = sums / len(shifts)
+    return {"finite": finite, "alone": alone, "linear": linear, "gradient_square": square}
+
+
+def _of_chunk(problem: Problem, at: MatrixLayer, batch: Batch, w: Tensor, E: Tensor) -> Tensor:
+    with problem.measuring():
+        with tapped([at]) as taps:
+            losses = problem.loss(problem.outputs(batch.inputs), batch.targets)
+        tap = taps[at.name]
+        (delta,) = torch.autograd.grad(losses.sum(), tap.a, materialize_grads=True)
+        x = at.inputs(tap.x)
+        gradient = at.gradients(x, at.outputs(delta).unsqueeze(1))[:, 0].double() @ E  # (k, n)
+        with torch.no_grad():
+            finite, alone = _losses_along(problem, at, batch, tap.a.detach(), x.double(), w, E)
+    before = torch.cat([losses.detach().double().unsqueeze(0), finite[:-1]])
+    return torch.stack(
+        [
+            (finite - before).sum(1),
+            (alone - losses.detach()).sum(1),
+            (gradient * w).sum(0),
+            gradient.square().sum(0),
+        ]
+    )
+
+
+def _losses_along(
+    problem: Problem, at: MatrixLayer, batch: Batch, a: Tensor, x: Tensor, w: Tensor, E: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The losses (n, k) after the first n steps together, and after step n alone."""
+    finite, alone = [], []
+    walked = torch.zeros_like(at.outputs(a), dtype=torch.float64)
+    block = max(1, _OUTPUTS // a.numel())
+    for part, steps in zip(E.split(block, dim=1), w.split(block, dim=1), strict=True):
+        each = responses(at, x, part) * steps.T.reshape(-1, len(a), 1, 1, 1)  # (b, k, T, G, out)
+        together = walked + each.cumsum(0)
+        walked = together[-1]
+        for changes, losses in ((together, finite), (each, alone)):
+            moved = a + torch.stack([at.restored(c, a.shape) for c in changes]).to(a.dtype)
+            losses.append(losses_with_each(problem, at, batch, moved).double())
+    return torch.cat(finite), torch.cat(alone)
+
+
+def responses(at: MatrixLayer, x: Tensor, E: Tensor) -> Tensor:
+    """How the layer's outputs change along each column of E, (b, k, T, G, out)."""
+    directions = E.T.reshape(-1, *at.shape)  # (b, G, out, in)
+    return torch.einsum("bgoi,ktgi->bktgo", directions, x)

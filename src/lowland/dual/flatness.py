@@ -1,0 +1,113 @@
+"""Flatness F_n: how far one may go along a direction before the training loss has grown.
+
+Feng & Tu, PNAS 118 (2021), define the flatness in a direction as the width of the region in which
+the loss stays within a factor of e; the duality paper (Fig. S4) takes a factor of 2.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lowland.curvature.layers import MatrixLayer, tapped
+from lowland.dual.expansion import responses
+from lowland.dual.replay import losses_with_each
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+FACTORS = {"flatness": 2.0, "flatness_e": math.e}
+
+# Numbers in flight in the layer's outputs: 64 MiB in float32.
+_OUTPUTS = 1 << 24
+# A direction along which the loss has not grown at so many times the weight's norm has no width.
+_FAR = 1e3
+_STEPS = 40
+_ACCURACY = 1e-3
+
+
+def flatness(problem: Problem, at: MatrixLayer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
+    """The widths (n,) along the columns of E, by definition; infinite where the loss never grows.
+
+    From the solution outwards, the first crossing is bracketed by doubling steps, starting from
+    where a parabola would cross; then the bracket shrinks to 1e-3 of its width. All directions of
+    a block move together, and what comes before the layer is never computed again.
+    """
+    loss = float(problem.losses("train").double().mean())
+    if loss <= 0:
+        raise InputError("the training loss is 0, so that no width belongs to a factor of it")
+    parts = []
+    N = len(problem.train)
+    block = max(1, min(64, _OUTPUTS // (N * at.weight.shape[0])))
+    for some, H in zip(E.split(block, dim=1), curvature.split(block), strict=True):
+        line = _Line(problem, at, some, loss)
+        sides = [
+            {name: line.crossing(sign, factor, H) for name, factor in FACTORS.items()}
+            for sign in (1.0, -1.0)
+        ]
+        parts.append({name: sides[0][name] + sides[1][name] for name in FACTORS})
+    return {name: torch.cat([part[name] for part in parts]) for name in FACTORS}
+
+
+class _Line:
+    """The training loss along several directions at once."""
+
+    def __init__(self, problem: Problem, at: MatrixLayer, E: Tensor, loss: float) -> None:
+        self.problem, self.at, self.loss = problem, at, loss
+        self.far = _FAR * float(at.weight.norm())
+        self.chunks = []
+        with problem.measuring(), torch.no_grad():
+            for batch in problem.batches("train"):
+                with tapped([at]) as taps:
+                    problem.outputs(batch.inputs)
+                tap = taps[at.name]
+                moves = responses(at, at.inputs(tap.x), E.to(tap.x.dtype))
+                moves = torch.stack([at.restored(m, tap.a.shape) for m in moves])
+                self.chunks.append((batch, tap.a.detach(), moves))  # moves: (b, n, ...)
+
+    def growth(self, t: Tensor) -> Tensor:
+        """``L(w + t_b e_b) / L(w)`` for each direction, (b,)."""
+        sums = torch.zeros_like(t)
+        with self.problem.measuring(), torch.no_grad():
+            for batch, a, moves in self.chunks:
+                steps = t.to(a.dtype).view(-1, *[1] * a.ndim)
+                losses = losses_with_each(self.problem, self.at, batch, a + steps * moves)
+                sums += losses.double().sum(1)
+        return (sums / len(self.problem.train) / self.loss).nan_to_num(nan=math.inf)
+
+    def crossing(self, sign: float, factor: float, curvature: Tensor) -> Tensor:
+        """The distance at which the loss first reaches ``factor`` times its value, (b,)."""
+        parabola = (2 * (factor - 1) * self.loss / curvature.abs()).sqrt()
+        high = parabola.clamp(max=1e-2 * self.far)
+        low = torch.zeros_like(high)
+        grown_low, grown = torch.ones_like(high), self.growth(sign * high)
+        for _ in range(_STEPS):  # outwards, until every direction has crossed
+            short = (grown < factor) & (high < self.far)
+            if not short.any():
+                break
+            low, grown_low = torch.where(short, high, low), torch.where(short, grown, grown_low)
+            high = torch.where(short, 2 * high, high)
+            grown = torch.where(short, self.growth(sign * high), grown)
+        never = grown < factor
+        for _ in range(_STEPS):
+            if bool((never | (high - low <= _ACCURACY * high)).all()):
+                break
+            middle = _between(low, high, grown_low, grown, factor)
+            now = self.growth(sign * middle)
+            inside = now < factor
+            low, grown_low = torch.where(inside, middle, low), torch.where(inside, now, grown_low)
+            high, grown = torch.where(inside, high, middle), torch.where(inside, grown, now)
+        return torch.where(never, math.inf, (low + high) / 2)
+
+
+def _between(low: Tensor, high: Tensor, grown_low: Tensor, grown: Tensor, factor: float) -> Tensor:
+    """Where a power law through both ends would cross, kept off the ends of the bracket."""
+    known = (low > 0) & (grown_low > 1) & grown.isfinite()
+    rise = (grown.clamp_min(1 + 1e-12) - 1).log()
+    rise_low = torch.where(known, (grown_low - 1).clamp_min(1e-12).log(), rise - 2)
+    ratio = torch.where(known, high / low.clamp_min(1e-300), 4.0).log()
+    share = ((math.log(factor - 1) - rise_low) / (rise - rise_low)).clamp(0.05, 0.95)
+    guess = high * (ratio * (share - 1)).exp()
+    guess = torch.where(known, guess, (low + high) / 2)
+    # A point just beside the guess on the far side closes the bracket from both ends.
+    margin = 0.02 * (high - low)
+    return guess.clamp(low + margin, high - margin)

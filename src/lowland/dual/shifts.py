@@ -1,0 +1,246 @@
+"""Dual shifts: the change of a layer's weights that stands for a change of its inputs.
+
+A sample shows a layer T positions (one for a plain dense layer; tokens; the patches that a
+convolution unfolds), the columns of X (in x T). Replacing X by X' = X + dX changes the layer's
+outputs by ``W dX``. The least-squares shift of least norm that does the same to the old sample is
+
+    dW = W dX X^+
+
+For one position it is Eq. 6 of Feng & Tu. It is exact while the columns of X are independent
+(T <= in), so many convolutions have a dual, contrary to the paper; otherwise it leaves a residual.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowland.batches import Batch
+from lowland.curvature.lanczos import rounding
+from lowland.curvature.layers import MatrixLayer, tapped
+from lowland.curvature.memory import samples_within
+from lowland.dual.pairing import Pairs
+from lowland.dual.replay import losses_with_outputs
+from lowland.problem import Problem
+
+# Numbers in flight where shifts are written out: 256 MiB in float64.
+_SHIFTS = 1 << 25
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The dual shifts ``dW_k = left_k right_k`` of K pairs in one layer, in float64.
+
+    Where the product is smaller than its factors, ``left`` is the shift itself and ``right`` is
+    missing. What has no dual (inputs that are zero, no change of the outputs) has ``size`` 0.
+    """
+
+    layer: MatrixLayer
+    left: Tensor  # (K, G, out, r)
+    right: Tensor | None  # (K, G, r, in)
+    size: Tensor  # (K,), |dW_k|^2
+    residual: Tensor  # (K,), |dW X - W dX| / |W dX|, 0 where nothing changes
+    rank: Tensor  # (K,), singular values of X that were used, the least of the groups
+    positions: int  # T
+    cut: float  # singular values below this share of the largest were not
+    dual_loss: Tensor  # (K,), l(w + dW_k, x_k), by the model itself
+    dead: Tensor  # (K,), whether x_k = 0
+    same: Tensor  # (K,), whether the layer sees no difference
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    @property
+    def full_rank(self) -> int:
+        """The rank of X where its columns, or its rows, are independent."""
+        return min(self.positions, self.layer.shape[2])
+
+    def where(self, kept: Tensor) -> "Shifts":
+        """The shifts of some pairs."""
+        rows = {
+            name: value[kept]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and len(value) == len(self)
+        }
+        return Shifts(**{**vars(self), **rows})
+
+    def written_out(self, size: int | None = None) -> Iterator[Tensor]:
+        """The shifts as rows (k, M), some pairs at a time."""
+        size = size or max(1, _SHIFTS // self.layer.weight.numel())
+        right = self.right.split(size) if self.right is not None else [None] * len(self)
+        for left, factor in zip(self.left.split(size), right, strict=False):
+            yield (left if factor is None else left @ factor).flatten(1)
+
+    def components(self, E: Tensor) -> Tensor:
+        """Along each column of E (M, n): ``dW_k . e_n``, (K, n)."""
+        return torch.cat([rows @ E for rows in self.written_out()])
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """``sum_k weights_k dW_k``, (M,): one matrix product."""
+        left = self.left * weights.view(-1, 1, 1, 1)
+        if self.right is None:
+            return left.sum(0).flatten()
+        return torch.einsum("kgor,kgri->goi", left, self.right).flatten()
+
+    def dot(self, v: Tensor) -> Tensor:
+        """``dW_k . v``, (K,): one matrix product."""
+        V = v.view(self.layer.shape)
+        if self.right is None:
+            return torch.einsum("kgoi,goi->k", self.left, V)
+        return torch.einsum(
+            "kgor,kgor->k", self.left, torch.einsum("kgri,goi->kgor", self.right, V)
+        )
+
+    def inner_products(self) -> Tensor:
+        """``dW_k . dW_l`` of all pairs of pairs, (K, K)."""
+        if self.right is not None and self.right.shape[1:3] == (1, 1):  # outer products
+            left, right = self.left.flatten(1), self.right.flatten(1)
+            return (left @ left.T) * (right @ right.T)
+        return torch.cat(
+            [torch.cat([rows @ other.T for other in self.written_out()], 1)
+             for rows in self.written_out()]
+        )  # fmt: skip
+
+
+def held_bytes(at: MatrixLayer, positions: int, pairs: int) -> int:
+    """What :class:`Shifts` of this layer takes."""
+    groups, out, inputs = at.shape
+    rank = min(positions, inputs)
+    return 8 * pairs * groups * min(rank * (out + inputs), out * inputs)
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Every layer's dual shifts, and the losses of both samples of each pair (K,)."""
+
+    shifts: dict[str, Shifts]
+    train_loss: Tensor
+    test_loss: Tensor
+
+
+def dual_shifts(
+    problem: Problem, chosen: list[MatrixLayer], pairs: Pairs, cut: float | None = None
+) -> Paired:
+    """The dual shifts of all pairs in every chosen layer, from one pass over them.
+
+    Args:
+        problem: the model and data.
+        chosen: the layers.
+        pairs: of training and test samples.
+        cut: singular values of X below this share of the largest are left out of ``X^+``; by
+            default those that the rounding of the model's precision makes meaningless.
+    """
+    parts: dict[str, list[Shifts]] = {at.name: [] for at in chosen}
+    train_loss, test_loss = [], []
+    with problem.measuring(), torch.no_grad():
+        size = samples_within(problem, _bytes(problem, chosen))
+        for train, test in zip(pairs.train.split(size), pairs.test.split(size), strict=True):
+            old, new = (
+                problem.place(problem.data(split).take(at))
+                for split, at in (("train", train), ("test", test))
+            )
+            with tapped(chosen) as before:
+                train_loss.append(problem.loss(problem.outputs(old.inputs), old.targets))
+            with tapped(chosen) as after:
+                test_loss.append(problem.loss(problem.outputs(new.inputs), new.targets))
+            for at in chosen:
+                x, x_new = (at.inputs(taps[at.name].x).double() for taps in (before, after))
+                parts[at.name].append(_of_chunk(problem, at, old, before[at.name].a, x, x_new, cut))
+    return Paired(
+        {name: _joined(found) for name, found in parts.items()},
+        torch.cat(train_loss).double(),
+        torch.cat(test_loss).double(),
+    )
+
+
+def _of_chunk(
+    problem: Problem,
+    at: MatrixLayer,
+    old: Batch,
+    a: Tensor,
+    x: Tensor,
+    x_new: Tensor,
+    cut: float | None,
+) -> Shifts:
+    _, out, inputs = at.shape
+    T = x.shape[1]
+    X = x.permute(0, 2, 1, 3)  # (k, G, T, in): positions as rows from here on
+    W = at.weight.double().view(at.shape)
+    target = torch.einsum("kgti,goi->kgto", x_new.permute(0, 2, 1, 3) - X, W)  # W dX
+    cut = _default_cut(problem.dtype, max(T, inputs)) if cut is None else cut
+    narrow = inputs >= T  # then the Gram matrix of the positions, else that of the inputs
+    gram = X @ X.mT if narrow else X.mT @ X
+    squares, V = torch.linalg.eigh(gram)  # ascending
+    largest = squares[..., -1:].clamp_min(torch.finfo(squares.dtype).tiny)
+    used = squares > cut**2 * largest
+    inverse = torch.where(used, 1 / torch.where(used, squares, 1), 0)
+    if narrow:  # X^+ = X^T V s^-2 V^T
+        left, right = target.mT @ (V * inverse.unsqueeze(-2)), V.mT @ X
+    else:  # X^+ = U s^-2 U^T X^T
+        left, right = (target.mT @ X) @ (V * inverse.unsqueeze(-2)), V.mT
+    if right.shape[2] * (out + inputs) > out * inputs:
+        left, right = left @ right, None
+        size = left.square().sum((1, 2, 3))
+        reached = torch.einsum("kgoi,kgti->kgto", left, X)
+    else:  # rows of right are orthogonal: |left right|^2 needs no product of the two
+        size = (left.square().sum(2) * right.square().sum(3)).sum((1, 2))
+        reached = (left @ (right @ X.mT)).mT
+    change = target.square().sum((1, 2, 3)).sqrt()
+    miss = (reached - target).square().sum((1, 2, 3)).sqrt()
+    moved = a + at.restored(reached.permute(0, 2, 1, 3), a.shape).to(a.dtype)
+    return Shifts(
+        layer=at,
+        left=left,
+        right=right,
+        size=size,
+        residual=torch.where(change > 0, miss / torch.where(change > 0, change, 1), 0),
+        rank=used.sum(-1).amin(1),
+        positions=T,
+        cut=cut,
+        dual_loss=losses_with_outputs(problem, at, old, moved).double(),
+        dead=(x == 0).flatten(1).all(1),
+        same=(x == x_new).flatten(1).all(1),
+    )
+
+
+def _default_cut(dtype: torch.dtype, size: int) -> float:
+    """The share below which a singular value is rounding: of the activities, or of the Gram matrix.
+
+    The Gram matrix in float64 squares singular values, so that it knows them to half its digits.
+    """
+    return max(size * torch.finfo(dtype).eps, (size * rounding(torch.float64)) ** 0.5)
+
+
+def _joined(parts: list[Shifts]) -> Shifts:
+    first = vars(parts[0])
+    rows = {
+        name: torch.cat([getattr(p, name) for p in parts])
+        for name, value in first.items()
+        if isinstance(value, Tensor)
+    }
+    return Shifts(**{**first, **rows})
+
+
+def _bytes(problem: Problem, chosen: list[MatrixLayer]) -> int:
+    """What one pair takes while its shifts are computed."""
+    one = next(problem.batches("train")).map(lambda t: t[:1])
+    with tapped(chosen) as taps:
+        problem.outputs(one.inputs)
+    seen = sum(t.x.nbytes + t.a.nbytes for t in taps.values())
+    at_once = []
+    for at in chosen:
+        groups, out, inputs = at.shape
+        T = at.inputs(taps[at.name].x).shape[1]
+        small = min(T, inputs)
+        at_once.append(8 * groups * (4 * T * inputs + 4 * T * out + 3 * small**2 + out * inputs))
+    return 2 * seen + max(at_once)
+
+
+def positions(problem: Problem, chosen: list[MatrixLayer]) -> dict[str, int]:
+    """How many positions a sample shows each layer."""
+    with problem.measuring(), torch.no_grad():
+        one = next(problem.batches("train")).map(lambda t: t[:1])
+        with tapped(chosen) as taps:
+            problem.outputs(one.inputs)
+        return {at.name: at.inputs(taps[at.name].x).shape[1] for at in chosen}

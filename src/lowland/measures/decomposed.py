@@ -1,0 +1,30 @@
+"""What the measures of the duality share: one decomposition."""
+
+from torch import nn
+
+from lowland.curvature.layers import layers
+from lowland.dual import Decomposition, duality
+from lowland.errors import InputError
+from lowland.measures.registry import once
+from lowland.problem import Problem
+
+# Of a wide layer so many directions: the sharp ones and some to choose them from.
+DIRECTIONS = 20
+ALL = 1024
+
+
+@once
+def decomposed(problem: Problem) -> Decomposition:
+    """The gap over the directions of the dense layer before the last, or of the only one."""
+    dense = [at for at in layers(problem).values() if isinstance(at.module, nn.Linear)]
+    if not dense:
+        raise InputError("the model has no dense layer that is used once")
+    chosen = dense[-2] if len(dense) > 1 else dense[-1]
+    few = None if chosen.weight.numel() <= ALL else DIRECTIONS
+    found = duality(problem, chosen.name, directions=few)
+    if not found.trusted:
+        raise InputError(
+            f"layer {chosen.name!r} has no useful dual (activities missed by "
+            f"{found.mean_residual:.0%}, losses by {found.loss_defect:.0%})"
+        )
+    return found

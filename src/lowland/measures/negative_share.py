@@ -1,0 +1,23 @@
+"""Share of negative eigenvalues."""
+
+from lowland.curvature import negative_eigenvalues
+from lowland.measures.registry import Value, register
+from lowland.measures.spectrum import density, whole_hessian
+from lowland.problem import Problem
+
+
+@register(
+    title="Share of negative eigenvalues",
+    family="curvature",
+    formula="#{n: l_n < -threshold} / n",
+    definition="The share of directions along which the training loss curves downwards: zero at a "
+    "minimum, so that it tells how far from one the training stopped.",
+    citation="Sagun et al. 2017, arXiv:1706.04454",
+    sharper=None,
+    invariant=("layers", "units"),
+)
+def negative_share(problem: Problem) -> Value:
+    """Counted below what can be told from zero; the method states the threshold."""
+    H = whole_hessian(problem)
+    found = negative_eigenvalues(H, density=density(problem))
+    return Value(found.value / H.size, found.method, found.stderr / H.size or None)

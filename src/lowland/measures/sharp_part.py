@@ -1,0 +1,23 @@
+"""The sharp part of the gap."""
+
+from lowland.measures.decomposed import decomposed
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Sharp part of the gap",
+    family="duality",
+    formula="sum_{n <= 10} c_n sigma_g,n sigma_w,n",
+    definition="What the ten sharpest directions of the dense layer before the last add to the "
+    "gap between test samples and their training partners.",
+    citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
+    sharper="higher",
+    needs_test=True,
+    invariant=("layers",),
+)
+def sharp_part(problem: Problem) -> Value:
+    """Of the dense layer before the last, all directions of a small layer."""
+    found = decomposed(problem)
+    low, high = found.intervals["sharp"]
+    return Value(found.sharp, found.route, (high - low) / (2 * 1.96))

@@ -1,0 +1,102 @@
+"""Which measures can be fooled: the same function with other weights, measured again."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowland.errors import InputError
+from lowland.measures.registry import Measurement, measure, registered
+from lowland.problem import Problem
+from lowland.rescaling import By, rescale
+
+FACTOR = 1e3
+WAYS: tuple[By, ...] = ("layers", "units", "norms", "split", "outputs")
+# A sampled value has moved if it did by more than so many standard errors of the difference.
+_ERRORS = 4
+
+
+@dataclass(frozen=True)
+class Move:
+    """What one transformation did to one measure."""
+
+    before: float | None
+    after: float | None
+    moved: bool
+    claimed: bool  # whether the measure's own metadata says that it must not move
+    reason: str | None  # where there is no number to compare
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before; None where either is missing or the first is zero."""
+        if self.before is None or self.after is None or self.before == 0:
+            return None
+        return self.after / self.before
+
+
+@dataclass(frozen=True)
+class Stress:
+    """How every measure took every transformation."""
+
+    factor: float
+    moves: dict[str, dict[str, Move]]  # by measure, by transformation
+    skipped: dict[str, str]  # transformations that the model does not allow, and why
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        moves = {
+            name: {by: {**asdict(move), "ratio": move.ratio} for by, move in row.items()}
+            for name, row in self.moves.items()
+        }
+        return {"factor": self.factor, "moves": moves, "skipped": self.skipped}
+
+    def broken(self) -> list[tuple[str, str]]:
+        """Measures that moved under a transformation that they claim to be invariant to."""
+        return [
+            (name, by)
+            for name, row in self.moves.items()
+            for by, move in row.items()
+            if move.moved and move.claimed
+        ]
+
+
+def stress(
+    problem: Problem,
+    names: list[str] | str | None = None,
+    *,
+    factor: float = FACTOR,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Stress:
+    """Rescale the model without a change of its function, and see which measures move.
+
+    Args:
+        problem: the model and data; see :func:`lowland.rescale` for the transformations.
+        names: of measures; by default all that need no training.
+        factor: weights are multiplied and divided by up to this.
+        progress: called with the name of each stage as it begins.
+    """
+    progress("measures of the model as it is")
+    before = measure(problem, names)
+    moves: dict[str, dict[str, Move]] = {name: {} for name in before}
+    skipped: dict[str, str] = {}
+    for by in WAYS:
+        progress(f"measures after rescaling by {by}")
+        try:
+            other = rescale(problem, by, factor)
+        except InputError as error:
+            skipped[by] = str(error)
+            continue
+        after = measure(other, list(before))
+        for name in before:
+            moves[name][by] = _move(before[name], after[name], by)
+    return Stress(factor, moves, skipped)
+
+
+def _move(before: Measurement, after: Measurement, by: str) -> Move:
+    claimed = by in registered()[before.measure.name].invariant
+    if before.value is None or after.value is None:
+        reason = before.reason or after.reason
+        return Move(before.value, after.value, False, claimed, reason)
+    noise = ((before.stderr or 0) ** 2 + (after.stderr or 0) ** 2) ** 0.5
+    apart = abs(after.value - before.value)
+    limit = max(0.01 * abs(before.value), _ERRORS * noise)
+    return Move(before.value, after.value, apart > limit, claimed, None)

@@ -1,0 +1,22 @@
+"""Total sharpness by the duality."""
+
+from lowland.measures.decomposed import decomposed
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Total sharpness by the duality",
+    family="duality",
+    formula="sqrt(sum_n sigma_g,n^2)",
+    definition="The standard deviation over pairs of the effective gradient in the dense layer "
+    "before the last, in all directions together.",
+    citation="Feng & Tu, 2022, Fig. 2A; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
+    sharper="higher",
+    needs_test=True,
+    invariant=(),
+)
+def total_sigma_g(problem: Problem) -> Value:
+    """Of the dense layer before the last, all directions of a small layer."""
+    found = decomposed(problem)
+    return Value(found.total_g**0.5, found.route)

@@ -1,0 +1,288 @@
+"""Rescalings of hidden units that leave the network's function as it is.
+
+If all that lies between a layer and the next is positively homogeneous (ReLU, max- and average
+pooling, flattening), a unit's incoming weights and bias can be multiplied by s > 0 and its outgoing
+weights divided by s (Tsuzuku et al., Sec. 5.1; with one s for the whole layer, Dinh et al. 2017).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lowland.curvature.layers import AffineLayer, Layer, MatrixLayer, layers, tapped
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+By = Literal["layers", "units", "norms", "split", "outputs"]
+
+# Enough for deep chains: each sweep lets every joint see its neighbours once more.
+_SWEEPS = 1000
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Two layers and the hidden units between them, whose scale the function does not see."""
+
+    source: Layer
+    target: MatrixLayer
+
+    @property
+    def units(self) -> int:
+        """How many units (channels, for a convolution) there are."""
+        return self.source.weight.shape[0]
+
+    def incoming(self, params: dict[str, Tensor]) -> Tensor:
+        """The norm of each unit's incoming weights, (units,)."""
+        return (
+            params[self.source.weight_name].flatten(1).norm(dim=1)
+            if isinstance(self.source, MatrixLayer)
+            else params[self.source.weight_name].abs()
+        )
+
+    def outgoing(self, params: dict[str, Tensor]) -> Tensor:
+        """The norm of each unit's outgoing weights, (units,)."""
+        return self._by_unit(params[self.target.weight_name]).square().sum((1, 3)).flatten().sqrt()
+
+    def rescaled(self, params: dict[str, Tensor], scale: Tensor) -> dict[str, Tensor]:
+        """The parameters with every unit's incoming weights times ``scale``, (units,)."""
+        changed = dict(params)
+        for name in (self.source.weight_name, self.source.bias_name):
+            if name is not None:
+                value = params[name]
+                changed[name] = value * scale.view(-1, *[1] * (value.ndim - 1))
+        weight = params[self.target.weight_name]
+        groups = self.target.groups
+        apart = self._by_unit(weight) / scale.view(groups, 1, -1, 1)
+        changed[self.target.weight_name] = apart.reshape(weight.shape)
+        return changed
+
+    def _by_unit(self, weight: Tensor) -> Tensor:
+        """The target's weight as (groups, outputs, units, places of a unit)."""
+        groups, out, _ = self.target.shape
+        return weight.reshape(groups, out, self.units // groups, -1)
+
+
+def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
+    """The same function with other weights, on a copy of the model; the last one: same decisions.
+
+    Args:
+        problem: the model, and data on which every place is tried before it is used.
+        by: ``"layers"`` multiplies layers by ``factor`` and divides the next ones (Dinh et al.
+            2017); ``"units"`` gives every hidden unit a factor of its own, between ``1 / factor``
+            and ``factor`` (Tsuzuku et al., Sec. 5.1); ``"norms"`` multiplies weights before a
+            BatchNorm, whose running statistics follow; ``"split"`` replaces each layer by the sum
+            of two, with a share of ``1 / factor`` of its weight in the second (Tsuzuku et al., Eq.
+            26-30); ``"outputs"`` multiplies the last layer, which scales the outputs.
+        factor: above 0.
+        seed: of the units' factors.
+    """
+    if not factor > 0:
+        raise InputError(f"factor must be above 0; got {factor}")
+    ways: dict[str, Callable[[Problem, float, int], Problem]] = {
+        "layers": _by_layers,
+        "units": _by_units,
+        "norms": _through_norms,
+        "split": _split,
+        "outputs": _outputs,
+    }
+    if by not in ways:
+        raise InputError(f"by must be one of {', '.join(map(repr, ways))}; got {by!r}")
+    return ways[by](problem, factor, seed)
+
+
+def _by_layers(problem: Problem, factor: float, seed: int) -> Problem:
+    params = _params(problem)
+    for number, joint in enumerate(_some_joints(problem)):
+        scale = factor if number % 2 == 0 else 1 / factor
+        params = joint.rescaled(
+            params, torch.full((joint.units,), scale).to(problem.device).double()
+        )
+    return problem.at(params)
+
+
+def _by_units(problem: Problem, factor: float, seed: int) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+    params = _params(problem)
+    for joint in _some_joints(problem):
+        power = 2 * torch.rand(joint.units, generator=generator, dtype=torch.float64) - 1
+        params = joint.rescaled(params, (factor**power).to(problem.device))
+    return problem.at(params)
+
+
+def _through_norms(problem: Problem, factor: float, seed: int) -> Problem:
+    """The variance takes the epsilon with it, so that the function is the same to rounding."""
+    followed = _norms(problem)
+    if not followed:
+        raise InputError("no layer is followed by a BatchNorm with running statistics")
+    params = _params(problem)
+    changed = {}
+    for source, norm in followed:
+        for name in (source.weight_name, source.bias_name):
+            if name is not None:
+                params[name] = params[name] * factor
+        module = norm.module
+        assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        variance = factor**2 * (module.running_var.double() + module.eps) - module.eps  # type: ignore[union-attr]
+        if (variance < 0).any():
+            raise InputError(
+                f"a factor of {factor:g} is too small for the epsilon of BatchNorm {norm.name!r}"
+            )
+        changed[norm.name] = module.running_mean.double() * factor, variance  # type: ignore[union-attr]
+    other = problem.at(params)
+    for name, (mean, variance) in changed.items():
+        module = other.model.get_submodule(name)
+        module.running_mean.copy_(mean)  # type: ignore[union-attr,operator]
+        module.running_var.copy_(variance)  # type: ignore[union-attr,operator]
+    return other
+
+
+class Sum(nn.Module):
+    """Two layers of one shape side by side, their outputs added."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        return self.first(x) + self.second(x)
+
+
+def _split(problem: Problem, factor: float, seed: int) -> Problem:
+    if not factor > 1:
+        raise InputError(f"a split needs a factor above 1; got {factor}")
+    model = copy.deepcopy(problem.model)
+    for name, at in layers(problem).items():
+        if not isinstance(at, MatrixLayer) or not name:
+            continue
+        parent, _, last = name.rpartition(".")
+        first = model.get_submodule(name)
+        second = copy.deepcopy(first)
+        with torch.no_grad():
+            first.weight.mul_(1 - 1 / factor)  # type: ignore[union-attr,operator]
+            second.weight.mul_(1 / factor)  # type: ignore[union-attr,operator]
+        second.register_parameter("bias", None)
+        setattr(model.get_submodule(parent), last, Sum(first, second))
+    return problem.of(model)
+
+
+def _outputs(problem: Problem, factor: float, seed: int) -> Problem:
+    at = _last(problem)
+    params = _params(problem)
+    for name in (at.weight_name, at.bias_name):
+        if name is not None:
+            params[name] = params[name] * factor
+    other = problem.at(params)
+    few = next(problem.batches("train")).map(lambda t: t[:16])
+    with problem.measuring(), other.measuring(), torch.no_grad():
+        before, after = problem.outputs(few.inputs) * factor, other.outputs(few.inputs)
+    if (after - before).abs().max() > torch.finfo(problem.dtype).eps ** 0.5 * before.abs().max():
+        raise InputError(f"the outputs are not proportional to layer {at.name!r}'s")
+    return other
+
+
+def _params(problem: Problem) -> dict[str, Tensor]:
+    return {name: p.double() for name, p in problem.params.items()}
+
+
+def _some_joints(problem: Problem) -> list[Joint]:
+    found = joints(problem)
+    if not found:
+        raise InputError(
+            "the model has no hidden units that can be rescaled: nothing positively homogeneous "
+            "(ReLU, pooling) lies between two of its layers alone"
+        )
+    return found
+
+
+def _order(problem: Problem) -> list[Layer]:
+    """The layers as the data meets them."""
+    known = list(layers(problem).values())
+    few = next(problem.batches("train")).map(lambda t: t[:1])
+    with problem.measuring(), torch.no_grad(), tapped(known) as taps:
+        problem.outputs(few.inputs)
+    return [tap.layer for tap in taps.values()]
+
+
+def _last(problem: Problem) -> MatrixLayer:
+    found = [at for at in _order(problem) if isinstance(at, MatrixLayer)]
+    if not found:
+        raise InputError("the model has no dense or convolutional layer that is used once")
+    return found[-1]
+
+
+def _norms(problem: Problem) -> list[tuple[MatrixLayer, AffineLayer]]:
+    """Layers whose outputs a BatchNorm takes as they are: it sees the very same tensor."""
+    known = list(layers(problem).values())
+    few = next(problem.batches("train")).map(lambda t: t[:1])
+    with problem.measuring(), torch.no_grad(), tapped(known) as taps:
+        problem.outputs(few.inputs)
+    found = []
+    for norm in taps.values():
+        if not isinstance(norm.layer.module, nn.BatchNorm1d | nn.BatchNorm2d):
+            continue
+        if norm.layer.module.running_mean is None:
+            continue
+        for source in taps.values():
+            same = source.a.shape == norm.x.shape and source.a.data_ptr() == norm.x.data_ptr()
+            if same and isinstance(source.layer, MatrixLayer):
+                assert isinstance(norm.layer, AffineLayer)
+                found.append((source.layer, norm.layer))
+    return found
+
+
+def joints(problem: Problem) -> list[Joint]:
+    """Where units can be rescaled: tried on some samples, so that only what holds is returned."""
+    few = next(problem.batches("train")).map(lambda t: t[:16])
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+    found = []
+    order = _order(problem)
+    with problem.measuring(), torch.no_grad():
+        outputs = problem.outputs(few.inputs)
+        for source, target in pairwise(order):
+            if not isinstance(target, MatrixLayer) or not _fits(source, target):
+                continue
+            joint = Joint(source, target)
+            scale = 0.5 + 1.5 * torch.rand(
+                joint.units, generator=generator, device=problem.device, dtype=problem.dtype
+            )
+            tried = problem.outputs(few.inputs, joint.rescaled(problem.params, scale))
+            limit = torch.finfo(problem.dtype).eps ** 0.5 * outputs.abs().max()
+            if (tried - outputs).abs().max() <= limit:
+                found.append(joint)
+    return found
+
+
+def _fits(source: Layer, target: MatrixLayer) -> bool:
+    """Whether the target's inputs are the source's units, each at one or more places."""
+    units = source.weight.shape[0]
+    if isinstance(source, AffineLayer) and source.weight.ndim > 1:
+        return False
+    return units % target.groups == 0 and target.shape[2] % (units // target.groups) == 0
+
+
+def balanced(problem: Problem) -> Problem:
+    """The same function with every hidden unit's incoming and outgoing weights of equal norm.
+
+    Of all rescalings of the units this one has the smallest sum of squared weights, and it is the
+    only one where every unit has both kinds of weights (Stock et al., Equi-normalization of neural
+    networks, ICLR 2019): a representative that rescaling cannot change. Units without incoming or
+    without outgoing weights stay as they are.
+    """
+    known = joints(problem)
+    params = {name: p.double() for name, p in problem.params.items()}
+    for _ in range(_SWEEPS):
+        largest = 0.0
+        for joint in known:
+            into, out = joint.incoming(params), joint.outgoing(params)
+            alive = (into > 0) & (out > 0)
+            scale = torch.where(alive, out / torch.where(alive, into, 1), 1).sqrt()
+            params = joint.rescaled(params, scale)
+            largest = max(largest, float(scale.log().abs().max()))
+        if largest < 1e-14:
+            break
+    return problem.at(params)
