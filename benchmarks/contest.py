@@ -1,7 +1,10 @@
 """One row: check every contestant's result, then time those that did the work."""
 
+import datetime
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +37,53 @@ class Outcome:
     gradient: Timing
     forward: Timing
     gibibytes: float | None
+    date: str
+
+    def save(self, folder: Path) -> None:
+        """Keep what was measured, so that other rows can be measured another day."""
+
+        def entry(e: Entry) -> dict[str, Any]:
+            samples = e.timing.samples if e.timing else None
+            return {"name": e.name, "samples": samples, "error": e.error, "failure": e.failure}
+
+        record = {
+            "workload": self.workload,
+            "date": self.date,
+            "gibibytes": self.gibibytes,
+            "gradient": self.gradient.samples,
+            "forward": self.forward.samples,
+            "entries": [entry(e) for e in (self.ours, *self.peers)],
+        }
+        folder.mkdir(exist_ok=True)
+        text = json.dumps(record, indent=1)
+        (folder / f"{self.row.name}.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, row: Row, folder: Path) -> "Outcome | None":
+        """What was measured of this row last, if anything."""
+        path = folder / f"{row.name}.json"
+        if not path.exists():
+            return None
+        record = json.loads(path.read_text(encoding="utf-8"))
+        ours, *peers = (
+            Entry(
+                e["name"],
+                Timing(tuple(e["samples"])) if e["samples"] else None,
+                e["error"],
+                e["failure"],
+            )
+            for e in record["entries"]
+        )
+        return cls(
+            row=row,
+            workload=record["workload"],
+            ours=ours,
+            peers=peers,
+            gradient=Timing(tuple(record["gradient"])),
+            forward=Timing(tuple(record["forward"])),
+            gibibytes=record["gibibytes"],
+            date=record["date"],
+        )
 
     @property
     def best(self) -> Entry | None:
@@ -118,6 +168,7 @@ def hold(row: Row, say: Callable[[str], None], *, check_only: bool = False) -> O
         gradient=timings[GRADIENT],
         forward=timings[FORWARD],
         gibibytes=peak_memory(row.name, OURS) if memory else None,
+        date=str(datetime.date.today()),
     )
 
 

@@ -1,7 +1,7 @@
 """Measure Lowland against its peers: ``python benchmarks/run.py [row ...]``.
 
-Without names all rows and the chart are measured, and ``results.md`` and ``scaling.svg`` are
-written beside this file. With names, those rows are measured and printed.
+Without names all rows and the chart are measured, with names those. Each row's measurements are kept
+in ``measured/``, and ``results.md`` is made anew of all that is there.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from results import page, table
 from rows import ROWS
 
 FOLDER = Path(__file__).parent
+MEASURED = FOLDER / "measured"
 CHART = "scaling"
 
 
@@ -28,22 +29,28 @@ def main() -> None:
     if unknown:
         parser.error(f"no row {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     chosen = options.row or names
-    whole = not options.row and not options.check
     # The peers' own: backward(create_graph=True), and full backward hooks on a first layer.
     warnings.filterwarnings("ignore", "Using backward|Full backward hook", UserWarning)
 
-    outcomes: list[Outcome] = []
+    failed = False
     for row in ROWS:
         if row.name in chosen:
             say(f"{row.name}: {row.work}")
-            outcomes.append(hold(row, say, check_only=options.check))
-            if whole:  # after every row, so that an interrupted run leaves what it measured
-                (FOLDER / "results.md").write_text(page(outcomes))
+            outcome = hold(row, say, check_only=options.check)
+            failed |= bool(outcome.ours.failure)
+            if not options.check:  # after every row, so that an interrupted run leaves some
+                outcome.save(MEASURED)
+                (FOLDER / "results.md").write_text(page(_known()), encoding="utf-8")
+                print(table([outcome]))
     if CHART in chosen and not options.check:
         scaling.draw(scaling.measure(say), FOLDER / "scaling.svg")
-    if not options.check:
-        print(table(outcomes))
-    sys.exit(any(outcome.ours.failure for outcome in outcomes))
+        (FOLDER / "results.md").write_text(page(_known()), encoding="utf-8")
+    sys.exit(failed)
+
+
+def _known() -> list[Outcome]:
+    found = (Outcome.load(row, MEASURED) for row in ROWS)
+    return [outcome for outcome in found if outcome is not None]
 
 
 def say(line: str) -> None:

@@ -29,9 +29,9 @@ def decomposition(w: Workload, n_sharp: int) -> Found:
     components_w, components_g, changes = [], [], []
     with torch.no_grad():
         for x_new, y_new in zip(X_test, y_test, strict=True):
-            same = (w.y == y_new).nonzero()[:, 0]
-            distances = torch.stack([(w.X[i] - x_new).norm() for i in same])
-            partner = same[distances.argmin()]
+            distances = (w.X - x_new).flatten(1).norm(dim=1)  # to all training data, as it says
+            distances[w.y != y_new] = torch.inf
+            partner = distances.argmin()
             l_new = F.cross_entropy(model(x_new[None]), y_new[None])
             l_old = F.cross_entropy(model(w.X[partner][None]), w.y[partner][None])
             x, dx = seen[-1], seen[-2] - seen[-1]

@@ -459,7 +459,7 @@ def test_nothing_to_draw_is_said(arrays: dict[str, np.ndarray], results: dict[st
     assert [figure["key"] for figure in embedded(page)] == drawn
     assert "Not drawn: every σ<sub>g,n</sub> is zero" in page
     page = render(results, {})
-    assert [figure["key"] for figure in embedded(page)] == ["split"]
+    assert [figure["key"] for figure in embedded(page)] == ["split", "layers", "norms"]
     assert "Not drawn: sigma_g and eigenvalue was not saved" in page
 
 

@@ -45,28 +45,31 @@ def remainder_trace(
     draws = _Draws.of(problem, curved, names)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
     count = problem.count()
-    mean = torch.zeros(len(names), len(problem.train), dtype=torch.float64, device=problem.device)
+    # One row for each parameter, and one for all: cross terms make the parts depend on each other.
+    shape = len(names) + 1, len(problem.train)
+    mean = torch.zeros(shape, dtype=torch.float64, device=problem.device)
     squares = torch.zeros_like(mean)  # sums of squared deviations from the mean
     passes, wanted = 0, 2
     while True:
         while passes < wanted:
             passes += 1
             now = torch.cat(list(draws.one_pass(generator)), dim=1)
+            now = torch.cat([now, now.sum(0, keepdim=True)])
             step = now - mean
             mean += step / passes
             squares += step * (now - mean)
         variance = squares / (passes - 1) / passes  # of each sample's mean
         shares = total(mean.sum(1)) / count
         errors = total(variance.sum(1)).sqrt() / count
-        stderr = float(errors.square().sum().sqrt())
+        stderr = float(errors[-1])
         if stderr <= target or 2 * passes > max_passes:
             break
         wanted = 2 * passes
     parts = {
         name: Estimate(float(v), float(e), passes, True, METHOD)
-        for name, v, e in zip(names, shares, errors, strict=True)
+        for name, v, e in zip(names, shares[:-1], errors[:-1], strict=True)
     }
-    return Estimate(float(shares.sum()), stderr, passes, stderr <= target, METHOD, parts)
+    return Estimate(float(shares[-1]), stderr, passes, stderr <= target, METHOD, parts)
 
 
 @dataclass(frozen=True)

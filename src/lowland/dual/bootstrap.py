@@ -11,8 +11,8 @@ from lowland.dual.shifts import Shifts
 SAMPLES = 1000
 LEVEL = 0.95
 
-# Pairs whose inner products are all computed: 32 MiB.
-_EXACT = 2048
+# Up to so many pairs the product of the means is exact; it costs their square for each resample.
+_EXACT = 512
 # Counts held at once: 256 MiB in float64.
 _COUNTS = 1 << 25
 

@@ -317,7 +317,10 @@ def _decomposed(
     eq11 = float(listed.sum()) if known.complete else float(dl.mean()) - mean_term
     eq9 = eq11 + (float((found.mu_g * found.mu_w).sum()) if known.complete else mean_term)
     k = max(n, min(len(order), _KEPT // len(dl)))
-    components = shifts.components(vectors[:, :k])
+    if found.components is not None:
+        components = found.components[:, order[:k]]
+    else:
+        components = shifts.components(vectors[:, :k])
 
     expanded: dict[str, Tensor] = {}
     if asked.leading_order:

@@ -24,6 +24,7 @@ class Moments:
     c: Tensor
     mean_w: Tensor  # the mean shift itself, (M,)
     mean_g: Tensor
+    components: Tensor | None  # of the shifts, (K, n), if all fit at once
     total_w: float  # the variance in all directions together (Eq. 12), without any of them
     total_g: float
 
@@ -36,7 +37,8 @@ def moments(shifts: Shifts, ratio: Tensor, E: Tensor) -> Moments:
     """Project every dual shift on the columns of E, some directions at a time, and sum up."""
     K = len(shifts)
     columns = []
-    for some in E.split(max(1, _COMPONENTS // K), dim=1):
+    blocks = E.split(max(1, _COMPONENTS // K), dim=1)
+    for some in blocks:
         w = shifts.components(some)  # (K, n)
         w2 = w.square()
         weights = torch.stack([torch.ones_like(ratio), ratio, ratio.square()])
@@ -58,6 +60,7 @@ def moments(shifts: Shifts, ratio: Tensor, E: Tensor) -> Moments:
         c=torch.where(size > 0, contribution / torch.where(size > 0, size, 1), 0),
         mean_w=mean_w,
         mean_g=mean_g,
+        components=w if len(blocks) == 1 else None,
         total_w=float(shifts.size.mean() - mean_w @ mean_w),
         total_g=float((ratio.square() * shifts.size).mean() - mean_g @ mean_g),
     )
