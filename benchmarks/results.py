@@ -38,9 +38,10 @@ def page(outcomes: list[Outcome]) -> str:
     return f"""# Benchmarks
 
 Written by `make bench` (`python benchmarks/run.py`). In each row our runs and the peers' take turns
-in one process, after every result has been checked; rows can be measured on different days, and
-what was measured of each lies in `measured/`. Times are medians, with the quartiles in brackets; everything computes in float32, unless a row says otherwise, on the same data with the same
-number of threads. A peer that took over two minutes, or half as long again as the best one, was run once.
+in one process, after every result has been checked; what was measured of each row, and when, lies
+in `measured/`. Times are medians, with the quartiles in brackets; everything computes in float32,
+unless a row says otherwise, on the same data with the same number of threads. A peer that took over
+two minutes, or half as long again as the best one, was run once.
 
 - machine: {machine}
 - versions: {versions}
@@ -105,7 +106,8 @@ def _details(o: Outcome) -> list[str]:
     return [
         f"### {o.row.work} (`{o.row.name}`)",
         "",
-        f"{o.workload}, measured on {o.date}. One gradient takes {o.gradient}, one forward pass {o.forward}. "
+        f"{o.workload}, measured on {o.date}. One gradient takes {o.gradient}, one forward pass "
+        f"{o.forward}. "
         f"Error: {o.row.error_is}, at most {o.row.tolerance:g}."
         + (f" {o.row.note}." if o.row.note else ""),
         "",

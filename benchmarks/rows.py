@@ -95,9 +95,7 @@ def our_duality(w: Workload) -> Callable[[], transcription.Found]:
 
     def run() -> transcription.Found:
         found = ll.duality(p, w.layer)
-        return {
-            n: torch.as_tensor(getattr(found, n), dtype=torch.float64) for n in (*names, *sums)
-        }
+        return {n: torch.as_tensor(getattr(found, n), dtype=torch.float64) for n in (*names, *sums)}
 
     return run
 

@@ -1,7 +1,7 @@
 """Measure Lowland against its peers: ``python benchmarks/run.py [row ...]``.
 
-Without names all rows and the chart are measured, with names those. Each row's measurements are kept
-in ``measured/``, and ``results.md`` is made anew of all that is there.
+Without names all rows and the chart are measured, with names those. Each row's measurements are
+kept in ``measured/``, and ``results.md`` is made anew of all that is there.
 """
 
 import argparse

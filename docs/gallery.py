@@ -7,27 +7,48 @@ from lowland.measures import registered
 SHARPER = {
     "higher": "a higher value is a sharper, or larger, solution",
     "lower": "a lower value is a sharper, or larger, solution",
-    None: "describes the outcome, and says nothing about sharpness",
+    None: "says nothing about sharpness",
+}
+
+FAMILIES = {
+    "outcome": "Outcome",
+    "curvature": "Curvature",
+    "normalized": "Normalized flat minima",
+    "perturbation": "Sharpness by perturbation",
+    "volume": "Volume and entropy",
+    "norms": "Norms and margins",
+    "bounds": "Bounds",
+    "gradients": "Gradients",
+    "duality": "Activity-weight duality",
 }
 
 
 def page(known):
-    """The gallery of these measures as Markdown."""
-    return "\n".join(_entry(measure) for measure in known.values())
+    """The gallery of these measures as Markdown, family by family."""
+    lines, family = [], None
+    for measure in known.values():
+        if measure.family != family:
+            family = measure.family
+            lines.append(f"### {FAMILIES[family]}\n")
+        lines.append(_entry(measure))
+    return "\n".join(lines)
 
 
 def _entry(measure):
-    needs = "training and test data" if measure.needs_test else "training data"
+    needs = ["training data"]
+    needs += ["test data"] * measure.needs_test + ["the initial weights"] * measure.needs_initial
     unchanged = ", ".join(sorted(measure.invariant)) or "nothing beyond what all measures share"
     rows = {
         "Formula": f"`{measure.formula}`",
         "Direction": SHARPER[measure.sharper],
-        "Needs": needs,
+        "Needs": ", ".join(needs),
+        "Loss": measure.loss and f"`{measure.loss}`, whatever the problem's own",
+        "Runs": "only when it is named" if measure.trains else "",
         "Unchanged by": unchanged,
         "Source": measure.citation,
     }
     lines = [f"- **{name}:** {text}" for name, text in rows.items() if text]
-    head = f"## {measure.title}\n\n`{measure.name}`: {measure.definition}\n"
+    head = f"#### {measure.title}\n\n`{measure.name}`: {measure.definition}\n"
     return "\n".join([head, *lines, ""])
 
 

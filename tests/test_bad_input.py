@@ -268,7 +268,6 @@ def test_model(project, model, words):
         ("broken:empty_train", ("train data is empty", "at least one sample")),
         ("broken:empty_test", ("test data is empty", "at least one sample")),
         ("broken:empty_dataset", ("train data is empty", "at least one sample")),
-        ("broken:no_partner", ("label 1", "no training sample", "remove them")),
         ("broken:lengths_differ", ("29 targets", "one entry per sample")),
         ("broken:wrong_width", ("cannot run on the training inputs", "(4,)")),
         ("broken:unreadable_by_a_worker", ("FileNotFoundError", "image-17.png", "in __getitem__")),
@@ -395,6 +394,13 @@ def test_a_defect_of_ours_keeps_its_traceback(project, monkeypatch):
     monkeypatch.delattr("lowland.analysis.measure")
     with pytest.raises(NameError, match="measure"):
         analyze(project)
+
+
+def test_a_label_without_a_partner_is_noted_and_the_rest_is_explained(project):
+    line = ("analyze", "--model", "mine:model", "--data", "broken:no_partner", "--quiet")
+    ran = run_inside(*line, "--out", str(project.parent / "lonely"), cwd=project)
+    assert ran.code == 0, ran.err
+    assert "have a label that no training sample has" in " ".join(ran.out.split())
 
 
 def test_as_a_process_nothing_else_is_said_and_no_code_of_a_pickle_is_run(project):

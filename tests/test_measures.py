@@ -12,15 +12,31 @@ from torch import nn
 import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.errors import InputError
-from lowland.measures import Measurement, registered
+from lowland.measures import Measurement, registered, spectrum
 from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
 from lowland.problem import Problem
 
 MEASURES = registered()
+N = 120
 # Measures whose noise is drawn per weight: another order of units is another draw.
 SAMPLED = {
-    name for name, m in MEASURES.items() if m.family in ("perturbation", "volume", "bounds")
-} | {"noise_robustness", "normalized_sharpness_direct"}
+    *(name for name, m in MEASURES.items() if m.family in ("perturbation", "volume", "bounds")),
+    *("noise_robustness", "normalized_sharpness_direct"),
+    *("effective_dimension", "frobenius_norm", "near_zero_share", "negative_share"),
+}
+# A softmax has directions without curvature, so this network has no condition number.
+BATTERY = [
+    pytest.param(name, marks=[pytest.mark.slow] if m.trains else [])
+    for name, m in MEASURES.items()
+    if name != "condition_number"
+]
+# What a transformation may leave as it is, although nothing says that it must: counts, and the
+# size of a layer that is not the last.
+MAY_STAY = {
+    ("negative_share", "outputs"),
+    ("near_zero_share", "outputs"),
+    ("total_sigma_w", "outputs"),
+}
 
 
 def network() -> nn.Sequential:
@@ -32,26 +48,28 @@ def network() -> nn.Sequential:
 
 def data(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=g, dtype=torch.float64), torch.arange(n) % 3
+    X = torch.randn(n, 4, generator=g, dtype=torch.float64)
+    return X, X[:, :3].argmax(1)
 
 
 @functools.cache
 def trained() -> nn.Sequential:
     """Fitted well enough that no measure is of an arbitrary point, and not to zero loss."""
     model = network()
-    X, y = data(24, 0)
+    X, y = data(N, 0)
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
-    for _ in range(150):
+    for _ in range(400):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(X), y).backward()
         optimizer.step()
+    optimizer.zero_grad()
     return model
 
 
 def problem(model: nn.Module, order: torch.Tensor | None = None, **options) -> Problem:
-    X, y = data(24, 0)
-    order = torch.arange(24) if order is None else order
-    known = {"initial": network(), "training": {"learning_rate": 0.3, "batch_size": 24}}
+    X, y = data(N, 0)
+    order = torch.arange(N) if order is None else order
+    known = {"initial": network(), "training": {"learning_rate": 0.3, "batch_size": N}}
     return Problem(model, train=(X[order], y[order]), test=data(12, 1), **{**known, **options})
 
 
@@ -72,25 +90,29 @@ def rescaled(by: str) -> nn.Module:
     model = copy.deepcopy(trained())
     with torch.no_grad():
         if by == "layers":
-            model[0].weight.mul_(10)
-            model[0].bias.mul_(10)
-            model[2].weight.div_(10)
+            model[2].weight.mul_(10)
+            model[2].bias.mul_(10)
+            model[4].weight.div_(10)
         elif by == "units":
             scale = torch.tensor([0.1, 7, 1, 0.5, 3, 20]).double()
             model[0].weight.mul_(scale[:, None])
             model[0].bias.mul_(scale)
             model[2].weight.div_(scale)
+            scale = torch.tensor([4, 0.2, 1, 9, 0.6]).double()
+            model[2].weight.mul_(scale[:, None])
+            model[2].bias.mul_(scale)
+            model[4].weight.div_(scale)
         else:
             model[4].weight.mul_(3)
             model[4].bias.mul_(3)
     return model
 
 
-@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("name", BATTERY)
 class TestBattery:
     def test_how_samples_are_batched_and_ordered_does_not_matter(self, name):
-        shuffled = torch.randperm(24, generator=torch.Generator().manual_seed(2))
-        whole, ragged = problem(trained()), problem(trained(), shuffled, batch_size=7)
+        shuffled = torch.randperm(N, generator=torch.Generator().manual_seed(2))
+        whole, ragged = problem(trained()), problem(trained(), shuffled, batch_size=37)
         assert same(name, found(name, ragged), found(name, whole))
 
     def test_permuting_hidden_units_does_not_matter(self, name):
@@ -110,7 +132,7 @@ class TestBattery:
         before, after = found(name, problem(trained())), found(name, problem(rescaled(by)))
         if by in MEASURES[name].invariant:
             assert same(name, after, before)
-        else:
+        elif (name, by) not in MAY_STAY:
             assert abs(after.value - before.value) > 0.01 * abs(before.value)
 
     def test_it_is_the_same_again_and_leaves_no_trace(self, name):
@@ -130,7 +152,9 @@ class TestBattery:
         double = found(name, problem(trained()))
         single = found(name, problem(trained(), dtype=torch.float32))
         slack = 4 * math.hypot(double.stderr or 0, single.stderr or 0) if name in SAMPLED else 0
-        assert abs(single.value - double.value) <= max(0.02 * abs(double.value), slack, 1e-6)
+        # a search that stops early stops elsewhere in another precision
+        share = 0.25 if "lower bound" in double.method else 0.02
+        assert abs(single.value - double.value) <= max(share * abs(double.value), slack, 1e-6)
 
     def test_metadata_is_complete(self, name):
         known = MEASURES[name]
@@ -143,7 +167,7 @@ class TestBattery:
 
     def test_without_test_data_or_initial_weights_it_works_or_says_why_not(self, name):
         known = MEASURES[name]
-        bare = Problem(trained(), train=data(24, 0), training={"learning_rate": 1, "batch_size": 1})
+        bare = Problem(trained(), train=data(N, 0), training={"learning_rate": 1, "batch_size": 1})
         row = ll.measure(bare, name)[name]
         assert (row.value is None) == (known.needs_test or known.needs_initial)
         if row.value is None:
@@ -162,20 +186,18 @@ def test_every_measure_gives_a_number_or_a_reason_on_every_kind_of_model(case):
 
 def test_what_measures_share_is_computed_once(monkeypatch):
     calls = []
-    from lowland.measures import spectrum
-
     original = spectrum.spectral_density
     monkeypatch.setattr(
         spectrum, "spectral_density", lambda *a, **k: calls.append(1) or original(*a, **k)
     )
-    ll.measure(problem(trained()), ["effective_dimension", "negative_share", "near_zero_share"])
+    ll.measure(problem(trained()), ["negative_share", "near_zero_share"])
     assert len(calls) == 1
-    ll.measure(problem(trained()), "effective_dimension")
+    ll.measure(problem(trained()), "near_zero_share")
     assert len(calls) == 2  # nothing outlives a call: the weights may have changed
 
 
 def test_values_of_the_outcome_measures():
-    X, y = data(24, 0)
+    X, y = data(N, 0)
     Xt, yt = data(12, 1)
     model = network()
     found = ll.measure(problem(model))
@@ -227,3 +249,58 @@ def test_tables_and_unknown_names():
     assert found.to_dict()["gap"]["needs_test"] is True
     with pytest.raises(InputError, match="no measure named 'trce'.*did you mean 'trace'"):
         ll.measure(problem(network()), "trce")
+
+
+def test_the_condition_number_of_a_regression_and_its_absence_elsewhere():
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(30, 3, generator=g, dtype=torch.float64)
+    linear = Problem(nn.Linear(3, 1, bias=False).double(), "mse", (X, X[:, :1]))
+    row = ll.measure(linear, "condition_number")["condition_number"]
+    assert row.value == pytest.approx(float(torch.linalg.cond(X.T @ X)), rel=1e-6)
+    row = ll.measure(problem(trained()), "condition_number")["condition_number"]
+    assert row.value is None
+    assert "singular" in row.reason
+
+
+@pytest.mark.parametrize("name", ["mlp-relu", "mlp-gelu"])
+def test_spectral_measures_equal_those_of_all_eigenvalues(name):
+    of = CASES[name].problem(n=30)
+    values = torch.linalg.eigvalsh(dense_hessian(of))
+    ggn = torch.linalg.eigvalsh(ll.ggn(of).dense().double()).clamp_min(0)
+    rows = ll.measure(
+        of, ["frobenius_norm", "negative_share", "near_zero_share", "effective_dimension"]
+    )
+    expected = {
+        "frobenius_norm": float(values.norm()),
+        "negative_share": float((values < -1e-12).double().mean()),
+        "near_zero_share": float((values.abs() <= 0.01 * values.abs().max()).double().mean()),
+        "effective_dimension": float((ggn / (ggn + 1 / 30)).sum()),
+    }
+    for key, truth in expected.items():
+        slack = max(4 * (rows[key].stderr or 0), 1e-6 * abs(truth))
+        assert abs(rows[key].value - truth) <= slack, key
+
+
+def test_measures_of_the_duality_are_those_of_the_decomposition():
+    of = problem(trained())
+    found = ll.duality(of, "2")
+    rows = ll.measure(of, ["sharp_part", "flat_part", "total_sigma_g", "total_sigma_w"])
+    assert rows["sharp_part"].value == pytest.approx(found.sharp)
+    assert rows["flat_part"].value == pytest.approx(found.flat)
+    assert rows["total_sigma_g"].value == pytest.approx(float(np.sqrt((found.sigma_g**2).sum())))
+    assert rows["total_sigma_w"].value == pytest.approx(found.total_w**0.5)
+
+
+def test_stress_finds_what_rescaling_can_fool():
+    names = ["trace", "weight_norm", "normalized_sharpness", "test_error", "condition_number"]
+    found = ll.stress(problem(trained()), names, factor=100.0)
+    assert set(found.skipped) == {"norms"}
+    moved = {(name, by) for name, row in found.moves.items() for by, m in row.items() if m.moved}
+    for name in ("trace", "weight_norm"):
+        assert {(name, "layers"), (name, "units"), (name, "outputs")} <= moved
+    assert not any(name in ("normalized_sharpness", "test_error") for name, _ in moved)
+    assert found.broken() == []
+    assert found.moves["condition_number"]["units"].reason
+    assert found.moves["weight_norm"]["layers"].ratio > 5
+    assert ("weight_norm", "split") in moved
+    assert found.to_dict()["moves"]["trace"]["layers"]["claimed"] is False

@@ -13,9 +13,9 @@ from lowland.problem import Problem
 from lowland.rescaling import balanced, joints
 from test_duality import make_problem
 
-# Where units can be rescaled, by source and target: between a layer, or the scale of a norm, and the
-# next layer. Tanh and GELU are not homogeneous, and what a residual connection carries cannot be
-# scaled at one of its ends.
+# Where units can be rescaled, by source and target: between a layer, or the scale of a norm, and
+# the next layer. Tanh and GELU are not homogeneous, and what a residual connection carries cannot
+# be scaled at one of its ends.
 EXPECTED = {
     "mlp-relu": [("0", "2"), ("2", "4")],
     "mlp-tanh": [],

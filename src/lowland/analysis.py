@@ -30,6 +30,7 @@ EQ9_LIMIT = 1e-10  # Eq. 9 is an identity: in float64 only rounding may remain
 RESIDUAL_LIMIT = 1e-10  # where each sample shows the layer one vector, and the dual is exact
 DEFECT_LIMIT = 1e-3  # above it the loss sees the data by another path than the layer
 
+WIDTHS = 100  # directions whose width is computed: enough for a picture
 # Directions x samples up to which widths and leading-order terms are computed: some seconds.
 _DETAILS = 5_000_000
 # Weights of the whole model up to which every layer is decomposed.
@@ -125,9 +126,14 @@ def _decomposed(
         M = layer(problem, chosen).weight.numel()
         details = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
         found = duality(
-            problem, chosen, pairs=pairs, gauge=gauge, leading_order=details, widths=details,
+            problem,
+            chosen,
+            pairs=pairs,
+            gauge=gauge,
+            leading_order=details,
+            widths=details and WIDTHS,
             progress=progress,
-        )  # fmt: skip
+        )
         every = None
         if sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
             every = duality(problem, pairs=pairs, gauge=gauge, progress=progress)

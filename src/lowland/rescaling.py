@@ -127,17 +127,19 @@ def _through_norms(problem: Problem, factor: float, seed: int) -> Problem:
                 params[name] = params[name] * factor
         module = norm.module
         assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
-        variance = factor**2 * (module.running_var.double() + module.eps) - module.eps  # type: ignore[union-attr]
+        assert module.running_mean is not None
+        assert module.running_var is not None
+        variance = factor**2 * (module.running_var.double() + module.eps) - module.eps
         if (variance < 0).any():
             raise InputError(
                 f"a factor of {factor:g} is too small for the epsilon of BatchNorm {norm.name!r}"
             )
-        changed[norm.name] = module.running_mean.double() * factor, variance  # type: ignore[union-attr]
+        changed[norm.name] = module.running_mean.double() * factor, variance
     other = problem.at(params)
     for name, (mean, variance) in changed.items():
         module = other.model.get_submodule(name)
-        module.running_mean.copy_(mean)  # type: ignore[union-attr,operator]
-        module.running_var.copy_(variance)  # type: ignore[union-attr,operator]
+        module.running_mean.copy_(mean)  # type: ignore[operator]
+        module.running_var.copy_(variance)  # type: ignore[operator]
     return other
 
 
@@ -163,8 +165,8 @@ def _split(problem: Problem, factor: float, seed: int) -> Problem:
         first = model.get_submodule(name)
         second = copy.deepcopy(first)
         with torch.no_grad():
-            first.weight.mul_(1 - 1 / factor)  # type: ignore[union-attr,operator]
-            second.weight.mul_(1 / factor)  # type: ignore[union-attr,operator]
+            first.weight.mul_(1 - 1 / factor)  # type: ignore[operator]
+            second.weight.mul_(1 / factor)  # type: ignore[operator]
         second.register_parameter("bias", None)
         setattr(model.get_submodule(parent), last, Sum(first, second))
     return problem.of(model)

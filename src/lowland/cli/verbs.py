@@ -71,7 +71,8 @@ def analyze(
         Folder with MNIST/, cifar-10-batches-py/, ... in torchvision's layout (default:
         the environment variable LOWLAND_DATA).
     seed
-        Of the default network's initial weights, its training and its data.
+        Of the default network's initial weights and its training, or of the choice of samples
+        from a named data set.
     out
         Output directory; an earlier result in it is replaced.
     """
@@ -278,7 +279,8 @@ def _embedded_default(
     from lowland.problem import Problem
     from lowland.training import TrainingSettings, mlp, train
 
-    data = load("mnist5k", seed=seed, data_dir=data_dir)
+    # The same data for every seed, so that solutions can be compared.
+    data = load("mnist5k", data_dir=data_dir)
     network, initial = mlp(seed=seed), mlp(seed=seed)
     settings = TrainingSettings(seed=seed)
     trained = train(

@@ -9,7 +9,7 @@ follows from x and the gradient with respect to a, for each sample on its own.
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -201,7 +201,7 @@ class Tap:
 
 
 @contextlib.contextmanager
-def tapped(chosen: list[Layer]) -> Iterator[dict[str, Tap]]:
+def tapped(chosen: Sequence[Layer]) -> Iterator[dict[str, Tap]]:
     """Record each layer's input and output during one forward pass.
 
     The outputs become points that the model's outputs can be differentiated by: since parameters
@@ -218,7 +218,7 @@ def tapped(chosen: list[Layer]) -> Iterator[dict[str, Tap]]:
             if not output.requires_grad:
                 output = output.detach().requires_grad_()
             taps[at.name] = Tap(at, x.detach(), output)
-            return output
+            return output.clone()  # what follows may work in place, as ReLU(inplace=True) does
 
         return record
 

@@ -1,8 +1,8 @@
 """The trace of what the model's own curvature adds, by a random shift of each sample's outputs.
 
 A layer's weights act on sample k only through the layer's outputs, so the trace of the remainder
-``H - GGN`` is a sum over samples of second derivatives along random shifts ``u_k`` of those outputs,
-with the covariance that isotropic noise on the weights gives them (``|x_k|^2 I`` for one position).
+``H - GGN`` is a sum over samples of second derivatives along random shifts ``u_k`` of those
+outputs, with the covariance that noise on the weights gives them (``|x_k|^2 I`` for one position).
 Every sample has shifts of its own: one pass averages over as many independent draws as there are
 samples, where a random vector in weight space would be one draw. Shifts of all layers go through
 one pass; their cross terms vanish on average.

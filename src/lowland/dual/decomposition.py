@@ -97,7 +97,7 @@ class Decomposition:
     alone: np.ndarray | None  # each direction on its own, Eq. 14 and 16
     linear: np.ndarray | None  # its gradient, Eq. 17
     gradient_square: np.ndarray | None  # <(dl_k/dw_n)^2>, the leading order of sigma_g^2
-    flatness: np.ndarray | None  # F_n, the width in which the loss stays within a factor of 2
+    flatness: np.ndarray | None  # F_n, the width within a factor of 2; NaN where not asked for
     flatness_e: np.ndarray | None  # within a factor of e (Feng & Tu 2021)
     per_pair: dict[str, np.ndarray]  # of single pairs: places, dl, |dW|^2, leading components
 
@@ -202,7 +202,7 @@ def duality(  # type: ignore[misc]
     gauge: Gauge = "given",
     cut: float | None = None,
     leading_order: bool = False,
-    widths: bool = False,
+    widths: bool | int = False,
     seed: int = 0,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Decomposition | Decompositions:
@@ -224,7 +224,8 @@ def duality(  # type: ignore[misc]
             function only; in the ``"given"`` one also on how the units happen to be scaled.
         cut: for layers that see several positions, see :func:`dual_shifts`.
         leading_order: also compute the supplement's approximations (Eq. 13-17).
-        widths: also compute the flatness F_n of each direction.
+        widths: also compute the flatness F_n: of all directions, or of so many, from the sharpest
+            to the flattest evenly on a logarithmic scale.
         seed: of the bootstrap.
         progress: called with the name of each stage as it begins.
     """
@@ -276,7 +277,7 @@ class _Asked:
     basis: str
     gauge: str
     leading_order: bool
-    widths: bool
+    widths: bool | int
     seed: int
     progress: Callable[[str], None]
 
@@ -327,8 +328,12 @@ def _decomposed(
         asked.progress(f"layer {at.name!r}: leading-order approximations")
         expanded = expansion(problem, shifts, vectors, pairs.train[kept.cpu()])
     if asked.widths:
-        asked.progress(f"layer {at.name!r}: flatness of {len(order):,} directions")
-        expanded |= flatness(problem, at, vectors, known.values[order])
+        ranks = _spread(len(order), asked.widths)
+        asked.progress(f"layer {at.name!r}: flatness of {len(ranks):,} directions")
+        found_widths = flatness(problem, at, vectors[:, ranks], known.values[order][ranks])
+        for key, value in found_widths.items():
+            expanded[key] = torch.full_like(known.values, torch.nan)
+            expanded[key][ranks] = value
     rest = ("finite", "alone", "linear", "gradient_square", "flatness", "flatness_e")
     arrays = {**found.directions(), "eigenvalue": known.values, "contribution": found.contribution}
     return Decomposition(
@@ -364,7 +369,7 @@ def _decomposed(
         mean_residual=float(shifts.residual.mean()),
         loss_defect=_share((shifts.dual_loss - test_loss[kept]).abs().mean(), dl.abs().mean()),
         **{key: value[order].cpu().numpy() for key, value in arrays.items()},
-        **{key: expanded[key].cpu().numpy() if key in expanded else None for key in rest},
+        **{key: expanded[key].cpu().numpy() if key in expanded else None for key in rest},  # type: ignore[arg-type]
         per_pair={
             "train": pairs.train[kept.cpu()].numpy(),
             "test": pairs.test[kept.cpu()].numpy(),
@@ -374,6 +379,13 @@ def _decomposed(
         },
         seconds=time.perf_counter() - began,
     )
+
+
+def _spread(n: int, count: bool | int) -> Tensor:
+    """All ranks below n, or some of them, evenly on a logarithmic scale."""
+    if count is True or count >= n:
+        return torch.arange(n)
+    return torch.logspace(0, math.log10(n), count, dtype=torch.float64).round().long().unique() - 1
 
 
 def _share(part: Tensor, whole: Tensor) -> float:
@@ -463,8 +475,9 @@ def _groups(
         if need > problem.memory:
             raise InputError(
                 f"layer {at.name!r} needs {need / 2**20:,.0f} MiB for its {pairs:,} dual shifts "
-                f"and {listed:,} directions, but the memory budget is {problem.memory / 2**20:,.0f} "
-                "MiB; pass Problem(memory=...) with more, fewer directions or fewer test samples"
+                f"and {listed:,} directions, but the memory budget is "
+                f"{problem.memory / 2**20:,.0f} MiB; pass Problem(memory=...) with more, "
+                "fewer directions or fewer test samples"
             )
         if group and held + need > problem.memory:
             yield group

@@ -62,7 +62,8 @@ def _losses_along(
     problem: Problem, at: MatrixLayer, batch: Batch, a: Tensor, x: Tensor, w: Tensor, E: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses (n, k) after the first n steps together, and after step n alone."""
-    finite, alone = [], []
+    finite: list[Tensor] = []
+    alone: list[Tensor] = []
     walked = torch.zeros_like(at.outputs(a), dtype=torch.float64)
     block = max(1, _OUTPUTS // a.numel())
     for part, steps in zip(E.split(block, dim=1), w.split(block, dim=1), strict=True):

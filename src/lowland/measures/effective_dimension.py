@@ -1,8 +1,9 @@
-"""Effective dimensionality of the whole network's Hessian."""
+"""Effective dimensionality of the whole network's curvature."""
 
 from lowland.curvature import effective_dimension as dimension_of
+from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import density, whole_hessian
+from lowland.measures.spectrum import ggn_density, whole_ggn
 from lowland.problem import Problem
 
 
@@ -11,12 +12,15 @@ from lowland.problem import Problem
     family="curvature",
     formula="sum_n l_n / (l_n + 1/N)",
     definition="How many directions of weight space the data determine: those whose curvature, "
-    "summed over all N samples, is above that of a prior of unit precision.",
+    "summed over all N samples, is above that of a prior of unit precision. The curvature is the "
+    "Gauss-Newton one, which has no negative directions.",
     citation="MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020, arXiv:2003.02139",
     sharper="higher",
 )
 def effective_dimension(problem: Problem) -> Value:
     """By stochastic Lanczos quadrature, or from all eigenvalues of a small network."""
-    H = whole_hessian(problem)
-    found = dimension_of(H, alpha=1 / problem.count(), density=density(problem))
+    G = whole_ggn(problem)
+    found = dimension_of(G, alpha=1 / problem.count(), density=ggn_density(problem))
+    if not found.stderr <= 0.5 * found.value:
+        raise InputError(f"the quadrature leaves it open: {found!r}")
     return Value(found.value, found.method, found.stderr or None)

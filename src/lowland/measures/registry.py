@@ -50,8 +50,8 @@ class Measure:
     """A measure: how to compute it, and all that may be said of it without computing it.
 
     ``invariant`` names those of ``TRANSFORMATIONS`` that leave it unchanged. The test battery
-    checks that it holds where claimed and fails where not. Permuting hidden units, the order of samples
-    and how they are batched must leave every measure unchanged.
+    checks that it holds where claimed and fails where not. Permuting hidden units, the order of
+    samples and how they are batched must leave every measure unchanged.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """What the spectral measures share: the operator and its density."""
 
-from lowland.curvature import Density, Hessian, hessian, spectral_density
+from lowland.curvature import GGN, Density, Hessian, ggn, hessian, spectral_density
 from lowland.measures.registry import once
 from lowland.problem import Problem
 
@@ -18,3 +18,15 @@ def whole_hessian(problem: Problem) -> Hessian:
 def density(problem: Problem) -> Density:
     """Its spectral density by stochastic Lanczos quadrature, exact for small networks."""
     return spectral_density(whole_hessian(problem), steps=STEPS, probes=PROBES)
+
+
+@once
+def whole_ggn(problem: Problem) -> GGN:
+    """The generalised Gauss-Newton matrix of all parameters."""
+    return ggn(problem)
+
+
+@once
+def ggn_density(problem: Problem) -> Density:
+    """Its spectral density."""
+    return spectral_density(whole_ggn(problem), steps=STEPS, probes=PROBES)

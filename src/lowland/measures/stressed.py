@@ -81,7 +81,8 @@ def stress(
     for by in WAYS:
         progress(f"measures after rescaling by {by}")
         try:
-            other = rescale(problem, by, factor)
+            # a split moves most into equal halves, as in the paper's example
+            other = rescale(problem, by, 2.0 if by == "split" else factor)
         except InputError as error:
             skipped[by] = str(error)
             continue

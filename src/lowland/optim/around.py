@@ -55,16 +55,16 @@ class Around(Optimizer):
         self.base.load_state_dict(state_dict)
         self._share()
 
-    def _parameters(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-        """Every parameter that has a gradient, with its group."""
+    def _with_gradients(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+        """Every parameter that has a gradient, with it and its group."""
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    yield p, group
+                    yield p, p.grad, group
 
 
 class KeptStatistics:
-    """While it is on, what batch normalisation adds to its running averages is taken back at the end.
+    """While it is on, running averages of batch normalisation are kept, to be put back at the end.
 
     The perturbed pass sees weights that nobody will keep, so its activations must leave no trace
     in the running averages. An optimiser does not know the model: a hook on all modules finds the

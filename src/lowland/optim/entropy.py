@@ -64,7 +64,7 @@ class EntropySGD(Around):
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
 
-    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> Any:
         """The inner steps, then one of the base; returns the loss at the weights w."""
         if closure is None:
             raise InputError("Entropy-SGD needs a closure: it computes gradients at many points")
@@ -94,8 +94,8 @@ class EntropySGD(Around):
 
     @torch.no_grad()
     def _wander(self, start: dict[Any, torch.Tensor], mean: dict[Any, torch.Tensor]) -> None:
-        for p, group in self._parameters():
-            pull = p.grad + group["gamma"] * (p - start[p])
+        for p, g, group in self._with_gradients():
+            pull = g + group["gamma"] * (p - start[p])
             draw = torch.randn(
                 p.shape, generator=self._generator(p.device), dtype=p.dtype, device=p.device
             )

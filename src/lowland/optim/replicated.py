@@ -51,7 +51,7 @@ class ReplicatedSGD(Around):
         """The centre of the replicas, parameter by parameter."""
         return [torch.stack(same).mean(0) for same in zip(*self.replicas, strict=True)]
 
-    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> Any:
         """One step of all replicas."""
         loss = None
         if closure is not None:

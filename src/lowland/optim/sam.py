@@ -43,7 +43,7 @@ class SAM(Around):
     def _own_ids(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"]}
 
-    def _metric(self, p: Tensor, group: dict[str, Any]) -> Tensor | float:
+    def _metric(self, p: Tensor) -> Tensor | float:
         """What the ball is measured in, for each weight."""
         return 1.0
 
@@ -52,15 +52,14 @@ class SAM(Around):
         """Climb to the worst point of the ball, to first order; gradients are cleared."""
         if self._moved:
             raise InputError("first_step was called twice; take the second step in between")
-        known = [(p, group, self._metric(p, group)) for p, group in self._parameters()]
+        known = [(p, g, group, self._metric(p)) for p, g, group in self._with_gradients()]
         if known:
-            squares = [(metric * p.grad).float().square().sum() for p, _, metric in known]
+            squares = [(g * metric).float().square().sum() for _, g, _, metric in known]
             norm = torch.stack([s.to(squares[0].device) for s in squares]).sum().sqrt()
             if norm.isfinite() and norm > 0:  # otherwise there is no direction: stay
-                for p, group, metric in known:
+                for p, g, group, metric in known:
                     self._moved.append((p, p.clone()))
-                    climb = metric * metric * p.grad * (group["rho"] / norm).to(p)
-                    p.add_(climb)
+                    p.add_(g * metric * metric * (group["rho"] / norm).to(p))
         self._statistics.on()
         if zero_grad:
             self.zero_grad()
@@ -78,7 +77,7 @@ class SAM(Around):
             p.copy_(before)
         self._moved = []
 
-    def step(self, closure: Closure | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Closure | None = None) -> Any:
         """Both steps with a closure, which is called twice; without one, the second step."""
         if closure is None:
             if not self._statistics.active:
@@ -125,5 +124,5 @@ class ASAM(SAM):
         self.eta = eta
         super().__init__(params, base, rho=rho, **options)
 
-    def _metric(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+    def _metric(self, p: Tensor) -> Tensor:
         return p.abs() + self.eta

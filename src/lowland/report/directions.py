@@ -191,27 +191,28 @@ def expansion(
     drawn = axes.ranks(n)
     data = []
     for name, each, colour, dash in (
-        ("effective gradients (Eq. 11)", contribution, NEUTRAL, "solid"),
-        ("one direction after the other (Eq. 13)", finite, SHARP, "solid"),
-        ("each direction alone (Eq. 16)", alone, FLAT, "solid"),
-        ("linear (Eq. 17)", linear, MEAN, "dot"),
+        ("Eq. 11", contribution, NEUTRAL, "solid"),
+        ("Eq. 13", finite, SHARP, "solid"),
+        ("Eq. 16", alone, FLAT, "solid"),
+        ("Eq. 17", linear, MEAN, "dot"),
     ):
         total = np.cumsum(np.where(np.isfinite(each), each, 0.0))
         points = {"x": axes.values(drawn + 1), "y": axes.values(total[drawn])}
         look = {"mode": "lines", "line": {"color": colour, "width": 2, "dash": dash}}
         data.append(trace(**points, **look, name=name, hover=f"{name}: %{{y:.4g}}"))
     caption = (
-        "The gap added up over directions by four rules: where the lower curves stay far below, "
-        "the loss is not a sum of separate, let alone linear, effects of the directions."
+        "The gap added up over directions by effective gradients (Eq. 11), one direction after the "
+        "other (13), each alone (16) and linearly (17): where the last two stay far below, the "
+        "loss is not a sum of separate, let alone linear, effects of the directions."
     )
     layout = axes.layout(
         axes.rank_axis(n),
-        axes.linear_axis("part of the gap from directions 1 to n"),
+        axes.linear_axis("part of the gap from 1 to n"),
         **axes.boundary(duality["n_sharp"], n),
         **axes.legend(),
     )
     terms = ("finite", "alone", "linear")
-    return Figure("expansion", title, caption + part_of(n, duality), terms, data, layout, wide=True)
+    return Figure("expansion", title, caption + part_of(n, duality), terms, data, layout)
 
 
 def width(title: str, duality: dict[str, Any], sigma_g: Vector, flatness: Vector) -> Figure:
@@ -237,7 +238,8 @@ def width(title: str, duality: dict[str, Any], sigma_g: Vector, flatness: Vector
         axes.log_axis("σ<sub>g,n</sub><sup>2</sup>", squared[both]),
         axes.log_axis("F<sub>n</sub>, width", flatness[both]),
     )
-    caption += left_out(int(np.sum(~both)), "without a width or with σ_{g,n} = 0", "left out")
+    why = "whose width was not computed or is infinite"
+    caption += left_out(int(np.sum(~both)), why, "left out")
     return Figure("width", title, caption, ("flatness", "sigma_g"), data, layout)
 
 

@@ -1,0 +1,23 @@
+"""The average rise of the training loss under isotropic noise on the weights."""
+
+from lowland.measures.average_rise import average_rise
+from lowland.measures.neighbourhood import Noise, neighbourhood
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+SIGMA = 0.01
+
+
+@register(
+    title="Expected sharpness",
+    family="perturbation",
+    formula="E[L(w + v)] - L(w), v ~ N(0, sigma^2 I), sigma = 0.01",
+    definition="How much the training loss rises on average under Gaussian noise of one size on "
+    "all weights.",
+    citation="Neyshabur et al., NeurIPS 2017",
+    sharper="higher",
+)
+def expected_sharpness(problem: Problem) -> Value:
+    """Every parameter carries noise, biases and normalisation scales too."""
+    near = neighbourhood(problem)
+    return average_rise(near, SIGMA, Noise(near, near.w))

@@ -1,0 +1,24 @@
+"""Variance of the samples' gradients."""
+
+from lowland.measures.registry import Value, register
+from lowland.measures.sample_gradients import sample_gradients
+from lowland.problem import Problem
+
+
+@register(
+    title="Gradient variance",
+    family="gradients",
+    formula="tr S = mean_k |g_k - G|^2, G = mean_k g_k",
+    definition="How far the samples' own gradients scatter about their mean: the noise of "
+    "stochastic gradients of one sample.",
+    citation="Jiang et al., ICLR 2020",
+    sharper="higher",
+)
+def gradient_variance(problem: Problem) -> Value:
+    """The mean square less the square of the mean, with each parameter's share."""
+    found = sample_gradients(problem)
+    parts = {
+        name: float((s - found.mean[name].square()).clamp(min=0).sum())
+        for name, s in found.squares.items()
+    }
+    return Value(sum(parts.values()), "exact", parts=parts)

@@ -1,0 +1,39 @@
+"""What measures of the layers' norms share: the layers that have one, and their spectral norms."""
+
+import torch
+
+from lowland.curvature.layers import MatrixLayer, layers
+from lowland.errors import InputError
+from lowland.measures.registry import once
+from lowland.problem import Problem
+
+
+@once
+def matrix_layers(problem: Problem) -> list[MatrixLayer]:
+    """The dense and convolutional layers; an error where other weights are more than scales."""
+    known = layers(problem).values()
+    seen = {at.weight_name for at in known}
+    left = [n for n, p in problem.params.items() if p.ndim > 1 and n not in seen]
+    if left:
+        raise InputError(
+            f"{', '.join(map(repr, left[:3]))}{' and others' if len(left) > 3 else ''}: not the "
+            "weight of a dense or convolutional layer that is used once, so a product over layers "
+            "would leave it out"
+        )
+    found = [at for at in known if isinstance(at, MatrixLayer)]
+    if not found:
+        raise InputError("the model has no dense or convolutional layer")
+    return found
+
+
+@once
+def spectral(problem: Problem) -> dict[str, float]:
+    """Each layer's largest singular value, that of its largest group for a grouped convolution."""
+    return {
+        at.name: float(
+            torch.linalg.matrix_norm(
+                problem.params[at.weight_name].double().reshape(at.shape), ord=2
+            ).max()
+        )
+        for at in matrix_layers(problem)
+    }

@@ -1,0 +1,92 @@
+"""The training loss around the weights: at w + v, for any flat vector v over all parameters."""
+
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from lowland.distributed import total
+from lowland.errors import InputError
+from lowland.measures.registry import once
+from lowland.problem import Problem
+
+
+class Neighbourhood:
+    """The mean training loss L(w + v) and its gradient.
+
+    Vectors are float64 and hold the parameters one after the other, in the model's order. Losses
+    that overflow come back as they are: far from the weights this is an answer.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.w = torch.cat([p.reshape(-1) for p in problem.params.values()]).double()  # (n,)
+        self.sizes = [p.numel() for p in problem.params.values()]
+        self._count = problem.count()
+
+    def loss(self, v: Tensor) -> float:
+        """L(w + v): one forward pass over the training data."""
+        with self.problem.measuring(), torch.no_grad():
+            params = self._shaped((self.w + v).to(self.problem.dtype))
+            value = self.w.new_zeros(())
+            for batch in self.problem.batches():
+                outputs = self.problem.outputs(batch.inputs, params)
+                value += self.problem.loss(outputs, batch.targets).double().sum()
+            return float(total(value) / self._count)
+
+    def gradient(self, v: Tensor) -> tuple[float, Tensor]:
+        """L(w + v) and its gradient, (n,)."""
+        with self.problem.measuring():
+            x = (self.w + v).to(self.problem.dtype).requires_grad_()
+            value, slope = self.w.new_zeros(()), torch.zeros_like(self.w)
+            for batch in self.problem.batches():
+                outputs = self.problem.outputs(batch.inputs, self._shaped(x))
+                losses = self.problem.loss(outputs, batch.targets).double()
+                if not losses.requires_grad:
+                    raise InputError(
+                        f"loss {self.problem.loss.name!r} has no gradient with respect to the "
+                        "parameters: it is not differentiable, or does not depend on them"
+                    )
+                slope += torch.autograd.grad(losses.sum(), x)[0]
+                value += losses.detach().sum()
+            return float(total(value) / self._count), total(slope) / self._count
+
+    @cached_property
+    def origin(self) -> tuple[float, Tensor]:
+        """L(w) and its gradient."""
+        return self.gradient(torch.zeros_like(self.w))
+
+    def _shaped(self, x: Tensor) -> dict[str, Tensor]:
+        parts = zip(self.problem.params.items(), x.split(self.sizes), strict=True)
+        return {name: part.view_as(p) for (name, p), part in parts}
+
+
+@once
+def neighbourhood(problem: Problem) -> Neighbourhood:
+    """One for all measures, so that loss and gradient at the weights are computed once."""
+    return Neighbourhood(problem)
+
+
+class Noise:
+    """Standard normal vectors that go with the weights, wherever their units stand.
+
+    Each parameter's numbers are dealt out in the order of ``key``, (n,): given the weights they are
+    independent and normal like any others, but permuting hidden units permutes them alike and so
+    leaves what is measured with them unchanged. With w as key the same holds for the scale of
+    a layer, with w * dL/dw for that of each hidden unit. ``order`` (n,) tells which parameter each
+    successive number goes to.
+    """
+
+    def __init__(self, near: Neighbourhood, key: Tensor, seed: int = 0) -> None:
+        starts = accumulate(near.sizes, initial=0)
+        parts = zip(key.split(near.sizes), starts, strict=False)
+        self.order = torch.cat([part.argsort(stable=True) + start for part, start in parts])
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> Tensor:
+        """The next vector, (n,)."""
+        z = torch.randn(len(self.order), generator=self._generator, dtype=torch.float64)
+        dealt = torch.empty_like(z).to(self.order.device)
+        dealt[self.order] = z.to(dealt.device)
+        return dealt

@@ -1,0 +1,109 @@
+"""A model's weight matrices, the Hessian's diagonal on them, and their best noise (Eq. 17).
+
+What enters linearly between units is a matrix of outputs by inputs. A convolution has one for each
+group, of channels by channels; its kernel positions share a variance, so they are summed. Biases,
+scales of normalisations and free parameters carry no noise (Tsuzuku et al., footnote 5).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lowland.curvature import Diagonal, diagonal
+from lowland.errors import InputError
+from lowland.measures.balancing import Balanced, balance
+from lowland.measures.registry import once
+from lowland.problem import Problem
+
+_KINDS = (
+    nn.Linear,
+    nn.modules.conv._ConvNd,
+    nn.Embedding,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+
+
+def weight_matrices(problem: Problem) -> dict[str, int]:
+    """The names of the weights that are matrices, with how many groups each has."""
+    found = {}
+    for path, module in problem.model.named_modules():
+        if isinstance(module, _KINDS):
+            for name, p in module.named_parameters(path, recurse=False):
+                is_weight = "weight" in name.rpartition(".")[2] and p.ndim > 1
+                if is_weight and name in problem.params:  # a shared weight counts once
+                    found[name] = getattr(module, "groups", 1)
+    if not found:
+        raise InputError(
+            "the model has no weight matrix that is known (dense, convolutional, embedding, "
+            "recurrent or attention layers of torch.nn)"
+        )
+    return found
+
+
+def as_matrices(t: Tensor, groups: int) -> Tensor:
+    """Entries of a weight summed over kernel positions, (groups, rows, columns), in float64."""
+    return t.double().reshape(groups, t.shape[0] // groups, t.shape[1], -1).sum(-1)
+
+
+@once
+def hessian_diagonal(problem: Problem) -> Diagonal:
+    """The diagonal of the whole Hessian; an error where the loss has none."""
+    if problem.loss.name == "normalized_cross_entropy":
+        if problem.train.targets.is_floating_point():
+            raise InputError("the loss of Eq. 20 needs class labels; the targets are real numbers")
+        few = next(problem.batches()).map(lambda t: t[:1])
+        with problem.measuring(), torch.no_grad():
+            classes = problem.outputs(few.inputs).shape[1]
+        if classes < 3:
+            raise InputError(
+                "two logits divided by their standard deviation are always +1 and -1, so the loss "
+                "of Eq. 20 has no curvature; it needs three classes or more"
+            )
+    return diagonal(problem)
+
+
+@once
+def best_variances(problem: Problem) -> dict[str, list[Balanced]]:
+    """The solution of Eq. 17 for each weight, group by group."""
+    h = hessian_diagonal(problem)
+    found = {}
+    for name, groups in weight_matrices(problem).items():
+        curvature = as_matrices(h[name].clamp_min(0), groups)
+        squares = as_matrices(problem.params[name].double().square(), groups)
+        found[name] = [balance(a, b) for a, b in zip(curvature, squares, strict=True)]
+        if not all(b.converged for b in found[name]):
+            raise InputError(f"the variances of {name!r} did not converge in 10,000 sweeps")
+    return found
+
+
+def sampled_diagonal(problem: Problem, samples: int, r: float = 1e-3) -> dict[str, Tensor]:
+    """The paper's estimate of the diagonal from differences of gradients (Eq. 61), unclipped.
+
+    ``r`` is relative to the root mean square of each parameter, as in Appendix C. The measures
+    use the exact diagonal; this one is for comparisons.
+    """
+    params = problem.params
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+    step = {n: r * (float(p.double().square().mean().sqrt()) or 1.0) for n, p in params.items()}
+    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+
+    def gradient(at: dict[str, Tensor]) -> list[Tensor]:
+        leaves = {n: p.clone().requires_grad_() for n, p in at.items()}
+        total = [torch.zeros_like(p) for p in at.values()]
+        for batch in problem.batches():
+            loss = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets).sum()
+            found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+            total = [t + g for t, g in zip(total, found, strict=True)]
+        return total
+
+    with problem.measuring():
+        for _ in range(samples):
+            e = {
+                n: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype)
+                for n, p in params.items()
+            }
+            up = gradient({n: p + step[n] * e[n] for n, p in params.items()})
+            down = gradient({n: p - step[n] * e[n] for n, p in params.items()})
+            for n, a, b in zip(params, up, down, strict=True):
+                sums[n] += e[n] * (a - b) / (2 * step[n])
+    return {n: s / (samples * problem.count()) for n, s in sums.items()}

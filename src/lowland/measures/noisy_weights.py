@@ -1,0 +1,95 @@
+"""Models whose weights are drawn anew: averages over the training data, and what they certify."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowland.problem import Problem
+
+
+def draws(
+    mean: Mapping[str, Tensor],
+    std: Mapping[str, Tensor | float],
+    count: int,
+    seed: int,
+    signs: tuple[int, ...] = (1,),
+) -> Iterator[dict[str, Tensor]]:
+    """Weights ``mean + sign * std * noise``: for each of ``count`` noises, one per sign.
+
+    Both signs together cancel what is odd in the noise, but are not independent.
+    """
+    device = next(iter(mean.values())).device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    exact: dict[str, Any] = {
+        "device": device,
+        "dtype": torch.float64,
+    }  # the same in every precision
+    for _ in range(count):
+        noise = {
+            n: std[n] * torch.randn(w.shape, generator=generator, **exact).to(w.dtype)
+            for n, w in mean.items()
+        }
+        for sign in signs:
+            yield {n: w + sign * noise[n] for n, w in mean.items()}
+
+
+def averages(
+    problem: Problem,
+    weights: Iterable[dict[str, Tensor]],
+    score: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Each model's mean of ``score(outputs, targets)`` over the training samples, (models,)."""
+    found = []
+    with problem.measuring(), torch.no_grad():
+        for params in weights:
+            total = sum(
+                float(score(problem.outputs(b.inputs, params), b.targets).double().sum())
+                for b in problem.batches()
+            )
+            found.append(total / len(problem.train))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
+    """0-1 losses, (n,); a sample of several positions counts by their share."""
+    return (outputs.argmax(1) != targets).double().reshape(len(targets), -1).mean(1)
+
+
+def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """``|a - b|^2`` over all parameters."""
+    return sum(float((a[n].double() - b[n].double()).square().sum()) for n in a)
+
+
+def prior_mean(problem: Problem) -> dict[str, Tensor]:
+    """The initial weights where they are known, otherwise 0: nothing that the data has chosen."""
+    if problem.has_initial:
+        return problem.initial
+    return {n: torch.zeros_like(p) for n, p in problem.params.items()}
+
+
+def kl_inverse(q: float, c: float) -> float:
+    """The largest p with ``kl(q || p) <= c`` between coins of bias q and p, rounded up.
+
+    If q is the mean of n draws from [0, 1], the true mean is at most, with probability 1 - delta,
+    ``kl_inverse(q, ln(1 / delta) / n)`` (Chernoff); PAC-Bayes bounds have the same form.
+
+    >>> round(kl_inverse(0.0, math.log(2)), 12)  # -ln(1 - p) = ln 2
+    0.5
+    """
+    low, high = q, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        if _kl(q, middle) > c:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _kl(q: float, p: float) -> float:
+    """``kl(q || p)`` for 0 < p < 1."""
+    return (q * math.log(q / p) if q > 0 else 0.0) + (
+        (1 - q) * (math.log1p(-q) - math.log1p(-p)) if q < 1 else 0.0
+    )

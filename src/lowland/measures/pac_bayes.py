@@ -1,0 +1,80 @@
+"""The Gaussian PAC-Bayes bound, term by term."""
+
+import math
+
+from torch import Tensor
+
+from lowland.measures.noisy_weights import (
+    averages,
+    draws,
+    kl_inverse,
+    misclassified,
+    prior_mean,
+    squared_distance,
+)
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+# Standard deviations of the noise that may be chosen after seeing the data.
+_SIGMAS = tuple(2.0**-k for k in range(1, 13))
+# delta = 0.05 in all: for the bound itself, and for the error of Q known only from draws.
+_DELTA, _DELTA_DRAWS = 0.04, 0.01
+_FEW, _MANY = 4, 100  # draws to choose sigma by, and fresh ones to certify with
+
+
+@register(
+    title="PAC-Bayes bound",
+    family="bounds",
+    formula="min_(sigma,lambda) L_S(Q) + (|w - w_0|^2/(2 sigma^2) + ln(choices/delta))/lambda "
+    "+ lambda/(2m)",
+    definition="A bound on the error of weights drawn from Q = N(w, sigma^2 I), true with "
+    "probability 0.95 (delta = 0.05), for the prior N(w_0, sigma^2 I) around the initial weights, "
+    "or 0 where they are not given; above 1 it says nothing about the error.",
+    citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 1-4; Germain et al., NeurIPS 2016",
+    sharper="higher",
+)
+def pac_bayes(problem: Problem) -> Value:
+    """Sigma from powers of 2, and lambda too: Eq. 1 holds for all of them by a union bound."""
+    train_error = float(problem.wrong().double().mean())
+    m = len(problem.train)
+    distance = squared_distance(problem.params, prior_mean(problem))
+    lambdas = [2.0**j for j in range(math.ceil(math.log2(2 * m)) + 1)]
+    choices = math.log(len(_SIGMAS) * len(lambdas) / _DELTA)
+
+    def excess(sigma: float) -> tuple[float, float]:
+        """What the bound adds to L_S(Q), and the lambda that makes it least."""
+        kl = distance / (2 * sigma**2)
+        return min(((kl + choices) / each + each / (2 * m), each) for each in lambdas)
+
+    def errors(sigma: float, count: int, seed: int) -> Tensor:
+        std = dict.fromkeys(problem.params, sigma)
+        return averages(problem, draws(problem.params, std, count, seed), misclassified)
+
+    best, sigma = math.inf, _SIGMAS[0]
+    for each in _SIGMAS:  # from the cheapest prior on
+        if excess(each)[0] >= best:
+            break
+        bound = float(errors(each, _FEW, 0).mean()) + excess(each)[0]
+        if bound < best:
+            best, sigma = bound, each
+
+    found = errors(sigma, _MANY, 1)
+    error, stderr = float(found.mean()), float(found.std()) / _MANY**0.5
+    confidence = math.log(1 / _DELTA_DRAWS) / _MANY
+    certified = kl_inverse(error, confidence)
+    added, best_lambda = excess(sigma)
+    kl_term = distance / (2 * sigma**2) / best_lambda
+    parts = {
+        "train_error": train_error,
+        "C_rise": error - train_error,
+        "B_kl": kl_term,
+        "confidence": added - kl_term + certified - error,
+        "sigma": sigma,
+        "lambda": best_lambda,
+    }
+    return Value(
+        certified + added,
+        f"{_MANY} draws, their mean certified by Chernoff's bound",
+        kl_inverse(min(error + stderr, 1.0), confidence) - certified,
+        parts,
+    )

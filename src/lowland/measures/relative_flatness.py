@@ -1,0 +1,54 @@
+"""Relative flatness of the last dense layer."""
+
+import torch
+from torch import nn
+
+from lowland.curvature.factors import factors
+from lowland.curvature.layers import Layer, MatrixLayer, layer, tapped
+from lowland.distributed import total
+from lowland.errors import InputError
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Relative flatness",
+    family="norms",
+    formula="sum_{s,s'} <w_s, w_s'> tr H_{s,s'}",
+    definition="For the last dense layer before the outputs: the inner products of the rows w_s of "
+    "its weight, each times the trace of the block of the Hessian that belongs to the two rows.",
+    citation="Petzka et al., NeurIPS 2021",
+    sharper="higher",
+    invariant=("layers",),
+)
+def relative_flatness(problem: Problem) -> Value:
+    """With H = mean_k S_k kron x_k x_k^T it is mean_k |x_k|^2 tr(S_k W W^T)."""
+    at = layer(problem, _last_dense(problem))
+    W = problem.params[at.weight_name].double()
+    overlaps = W @ W.T  # (out, out)
+    value = torch.zeros((), dtype=torch.float64, device=problem.device)
+    for found in factors(problem, [at]):
+        part = found[at.name]
+        if not part.is_outer:
+            raise InputError(
+                f"the last dense layer {at.name!r} sees {part.x.shape[1]} positions of a sample; "
+                "relative flatness is that of a layer which sees one vector"
+            )
+        x, J = part.x[:, 0, 0].double(), part.J[:, :, 0, 0].double()  # (n, in), (n, C, out)
+        traces = ((part.A.double() @ J) * (J @ overlaps)).sum((1, 2))  # tr(J^T A J W W^T)
+        value += (x.square().sum(1) * traces).sum().detach()
+    return Value(float(total(value) / problem.count()), f"exact, layer {at.name!r}")
+
+
+def _last_dense(problem: Problem) -> str:
+    """The dense layer that a forward pass meets last."""
+    dense: list[Layer] = [
+        MatrixLayer(name, module)
+        for name, module in problem.model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    with problem.measuring(), torch.no_grad(), tapped(dense) as taps:
+        problem.outputs(next(problem.batches("train")).map(lambda t: t[:1]).inputs)
+    if not taps:
+        raise InputError("the model has no dense layer")
+    return list(taps)[-1]

@@ -1,0 +1,90 @@
+"""What measures of single samples' gradients share: their first and second moments."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lowland.batches import Batch, Inputs
+from lowland.curvature.exact import exact_diagonal
+from lowland.curvature.layers import layers, tapped
+from lowland.curvature.memory import samples_within
+from lowland.distributed import total
+from lowland.errors import InputError
+from lowland.measures.registry import once
+from lowland.problem import Problem
+
+_CHUNK = 1024  # samples at once, at most
+
+
+@dataclass(frozen=True)
+class SampleGradients:
+    """Moments over training samples k of the gradients g_k of their own losses, in float64."""
+
+    mean: dict[str, Tensor]  # G = mean g_k, by parameter name
+    squares: dict[str, Tensor]  # mean g_k^2, the diagonal of the empirical Fisher matrix
+    along: float  # mean (w . g_k)^2
+
+
+@once
+def sample_gradients(problem: Problem) -> SampleGradients:
+    """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
+    known = list(layers(problem).values())
+    squares = exact_diagonal(problem, known, "fisher")
+    unseen = {name: p for name, p in problem.params.items() if name not in squares}
+    leaves = {name: p.clone().requires_grad_() for name, p in problem.params.items()}
+    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in problem.params.items()}
+    more = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in unseen.items()}
+    along = torch.zeros((), dtype=torch.float64, device=problem.device)
+    each = 3 * 8 * max(1, sum(p.numel() for p in unseen.values()))
+    with problem.measuring():
+        for batch in problem.batches("train", min(_CHUNK, samples_within(problem, each))):
+            with tapped(known) as taps:
+                losses = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets)
+            if not losses.requires_grad:
+                raise InputError(f"loss {problem.loss.name!r} has no gradient")
+            points = [t.a for t in taps.values()]
+            gradients = torch.autograd.grad(
+                losses.sum(), [*leaves.values(), *points], materialize_grads=True
+            )
+            for name, g in zip(sums, gradients, strict=False):
+                sums[name] += g
+            # A layer is linear in its parameters, so its share of w . g_k is a_k . dl_k/da_k.
+            dots = torch.zeros_like(losses, dtype=torch.float64)
+            for a, delta in zip(points, gradients[len(leaves) :], strict=True):
+                dots += (a.detach() * delta).flatten(1).sum(1)
+            for name, g in (_one_by_one(problem, unseen, batch) if unseen else {}).items():
+                more[name] += g.double().square().sum(0)
+                dots += (g * unseen[name]).flatten(1).sum(1)
+            along += dots.detach().square().sum()
+        count = problem.count()
+        squares.update({name: total(s) / count for name, s in more.items()})
+        return SampleGradients(
+            {name: total(s) / count for name, s in sums.items()},
+            {name: squares[name] for name in problem.params},
+            float(total(along) / count),
+        )
+
+
+def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+    """The gradient of every sample's own loss with respect to the chosen parameters, (n, ...)."""
+
+    def loss(params: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
+        one = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
+        return problem.loss(problem.outputs(one.inputs, params), one.targets)[0]
+
+    try:
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
+            chosen, batch.inputs, batch.targets
+        )
+    except (RuntimeError, InputError):  # some operations (LSTM) cannot be vectorised
+        leaves = {name: p.clone().requires_grad_() for name, p in chosen.items()}
+        rows = [
+            torch.autograd.grad(
+                problem.loss(problem.outputs(one.inputs, leaves), one.targets).sum(),
+                list(leaves.values()),
+                materialize_grads=True,
+            )
+            for one in batch.split(1)
+        ]
+        return {n: torch.stack(g) for n, g in zip(leaves, zip(*rows, strict=True), strict=True)}

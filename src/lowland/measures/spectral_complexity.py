@@ -1,0 +1,52 @@
+"""Spectrally normalised margin complexity."""
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from lowland.errors import InputError
+from lowland.measures.layer_spectra import matrix_layers, spectral
+from lowland.measures.margin import tenth_percentile
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Spectral complexity over margin",
+    family="norms",
+    formula="prod_l s_l (sum_l (|W_l^T|_{2,1} / s_l)^(2/3))^(3/2) / margin",
+    definition="Spectral norms s_l of the dense and convolutional layers with the row norms of "
+    "their weights, over the margin of the training samples; activations count as Lipschitz with "
+    "constant 1. A part holds the same for the distance from the initial weights.",
+    citation="Bartlett, Foster & Telgarsky, NeurIPS 2017",
+    sharper="higher",
+    invariant=("layers", "outputs"),
+)
+def spectral_complexity(problem: Problem) -> Value:
+    """The norm |A^T|_{2,1} is the sum of the lengths of A's rows."""
+    norms = spectral(problem)
+    zero = [name for name, s in norms.items() if s == 0]
+    if zero:
+        raise InputError(f"the weight of layer {zero[0]!r} is zero, so a ratio is not defined")
+    gap = tenth_percentile(problem)
+    if gap <= 0:
+        raise InputError(
+            f"needs a positive margin on nine of ten training samples; the tenth percentile is "
+            f"{gap:.2g}: train the model until it fits its data"
+        )
+    product = math.prod(norms.values())
+
+    def complexity(weights: Mapping[str, Tensor]) -> float:
+        total = 0.0
+        for at in matrix_layers(problem):
+            rows = weights[at.weight_name].flatten(1).norm(dim=1)
+            total += (float(rows.sum()) / norms[at.name]) ** (2 / 3)
+        return product * total**1.5 / gap
+
+    weights = {name: p.double() for name, p in problem.params.items()}
+    parts = {"margin": gap, "product": product}
+    if problem.has_initial:
+        moved = {name: p - problem.initial[name].double() for name, p in weights.items()}
+        parts["from_initial"] = complexity(moved)
+    return Value(complexity(weights), "exact", parts=parts)

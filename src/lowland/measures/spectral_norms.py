@@ -1,0 +1,23 @@
+"""Product of the layers' spectral norms."""
+
+import math
+
+from lowland.measures.layer_spectra import spectral
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="Product of spectral norms",
+    family="norms",
+    formula="prod_l s_l, s_l = max |W_l v|, |v| = 1",
+    definition="The product over dense and convolutional layers of the weight's largest singular "
+    "value; for a convolution it is that of the kernel as a matrix (outputs, inputs x positions).",
+    citation="Bartlett, Foster & Telgarsky, NeurIPS 2017",
+    sharper="higher",
+    invariant=("layers",),
+)
+def spectral_norms(problem: Problem) -> Value:
+    """From the weights alone."""
+    norms = spectral(problem)
+    return Value(math.prod(norms.values()), "exact", parts=norms)

@@ -1,0 +1,48 @@
+"""An upper bound on the VC dimension, which knows only the architecture."""
+
+import math
+
+from lowland.curvature.factors import passes
+from lowland.curvature.layers import MatrixLayer, layers, tapped
+from lowland.errors import InputError
+from lowland.measures.registry import Value, register
+from lowland.problem import Problem
+
+
+@register(
+    title="VC dimension (order of its bound)",
+    family="bounds",
+    formula="W L log2 W",
+    definition="The order in which the VC dimension of piecewise-linear networks with W parameters "
+    "in L layers can grow; constants are left out, and neither weights nor data enter.",
+    citation="Bartlett, Harvey, Liaw & Mehrabian, JMLR 2019",
+    sharper="higher",
+    invariant=("layers", "units", "outputs"),
+)
+def vc_dimension(problem: Problem) -> Value:
+    """Counts of parameters and layers; the part ``W U`` is the bound by the hidden units U."""
+    known = layers(problem)
+    seen = {n for at in known.values() for n in (at.weight_name, at.bias_name)}
+    unseen = [name for name in problem.params if name not in seen]
+    if unseen:
+        raise InputError(
+            f"counting needs dense, convolutional and normalisation layers only; "
+            f"{', '.join(map(repr, unseen[:3]))} belongs to something else or is shared"
+        )
+    curved = [name for name, need in passes(problem, list(known.values())).items() if need]
+    if curved:
+        raise InputError(
+            f"the bound is for piecewise-linear networks (ReLU); what follows layer {curved[0]!r} "
+            "is not"
+        )
+    matrices = [at for at in known.values() if isinstance(at, MatrixLayer)]
+    if not matrices:
+        raise InputError("the model has no dense layer or convolution")
+    one = next(problem.batches()).map(lambda t: t[:1])
+    with problem.measuring(), tapped(list(matrices)) as taps:
+        problem.outputs(one.inputs)
+    *hidden, _ = taps.values()  # in the order of the forward pass; the last gives the outputs
+    W = sum(p.numel() for p in problem.params.values())
+    L, U = len(matrices), sum(tap.a.numel() for tap in hidden)
+    parts = {"parameters": float(W), "layers": float(L), "units": float(U), "W U": float(W * U)}
+    return Value(W * L * math.log2(W), "counted", parts=parts)

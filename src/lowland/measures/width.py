@@ -1,0 +1,81 @@
+"""The widths of the valley along its sharpest directions."""
+
+import math
+from functools import cache
+
+from scipy.optimize import brentq
+from torch import Tensor
+
+from lowland.curvature import eigsh
+from lowland.errors import InputError
+from lowland.measures.neighbourhood import Neighbourhood, Noise, neighbourhood
+from lowland.measures.registry import Value, register
+from lowland.measures.spectrum import whole_hessian
+from lowland.problem import Problem
+
+DIRECTIONS = 5
+_GROWTH, _EXPANSIONS = 1.5, 30  # from the quadratic guess to 2e5 times it
+_STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where it overflows
+
+
+@register(
+    title="Width",
+    family="volume",
+    formula="geometric mean over n = 1..5 of F_n = t_+ + t_-, L(w +- t_+- e_n) = 2 L(w), e_n the "
+    "leading Hessian eigenvectors",
+    definition="How far one can go along the sharpest directions, both ways together, until the "
+    "training loss has doubled.",
+    citation="Feng & Tu, PNAS 2021; Feng & Tu, 2022, Fig. S4",
+    sharper="lower",
+)
+def width(problem: Problem) -> Value:
+    """Of all parameters together; the papers take the principal directions of one layer.
+
+    The first crossing is that between the centre and the first point with twice the loss, outwards
+    from where a parabola would have it, and is found to 0.1 %.
+    """
+    near = neighbourhood(problem)
+    loss, _ = near.origin
+    if not loss > 0:
+        raise InputError("the training loss is zero and cannot double; measure with another loss")
+    H = whole_hessian(problem)
+    k = min(DIRECTIONS, H.size)
+    found = eigsh(H, k, which="largest", tol=1e-2, start=Noise(near, near.w).draw())
+    if not found.converged:
+        raise InputError(
+            f"the Lanczos iteration has a residual of {float(found.residuals.max()):.1e} after "
+            f"{found.matvecs} products"
+        )
+    widths = [
+        _distance(near, e, value) + _distance(near, -e, value)
+        for e, value in zip(found.vectors.T.double(), found.values.tolist(), strict=True)
+    ]
+    parts = {f"F_{n}": value for n, value in enumerate(widths, 1)}
+    mean = math.exp(sum(map(math.log, widths)) / k)
+    return Value(mean, f"{k} Lanczos directions, {found.matvecs} products", parts=parts)
+
+
+def _distance(near: Neighbourhood, e: Tensor, curvature: float) -> float:
+    """How far along e the loss has doubled."""
+    loss, gradient = near.origin
+    slope = float(gradient @ e)
+
+    @cache
+    def over(t: float) -> float:
+        """Negative before the crossing, and linear in t on a parabola around its minimum."""
+        rise = near.loss(t * e) / loss - 1 if t else 0.0
+        if not rise < _STEEPEST:
+            rise = _STEEPEST
+        return math.copysign(math.sqrt(abs(rise)), rise) - 1
+
+    if curvature > 0:
+        # where slope t + 1/2 curvature t^2 = loss, in a form without cancellation
+        inner, outer = 0.0, 2 * loss / (slope + math.hypot(slope, math.sqrt(2 * curvature * loss)))
+        for _ in range(_EXPANSIONS):
+            if over(outer) >= 0:
+                return float(brentq(over, inner, outer, rtol=1e-3))
+            inner, outer = outer, outer * _GROWTH
+    raise InputError(
+        f"the training loss does not double along a leading direction (curvature {curvature:.1e}); "
+        "the width needs curvature in each of them"
+    )
