@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 
@@ -23,6 +23,7 @@ class Workload:
     y: Tensor
     layer: str | None = None  # the one whose weight is measured; None for the whole network
     test: tuple[Tensor, Tensor] | None = None  # unseen samples, where they are needed
+    initial: nn.Module | None = None
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -45,7 +46,14 @@ class Workload:
 
     def problem(self) -> ll.Problem:
         """What a user of Lowland writes: every option is left at its default."""
-        return ll.Problem(self.model, train=(self.X, self.y), test=self.test)
+        facts = {"learning_rate": 0.05, "batch_size": 64}
+        return ll.Problem(
+            self.model,
+            train=(self.X, self.y),
+            test=self.test,
+            initial=self.initial,
+            training=facts,
+        )
 
     def forward(self) -> Tensor:
         with torch.no_grad():
@@ -98,6 +106,23 @@ def paper() -> Workload:
     test = ll.data.load("mnist5k").test
     name = "784-30-30-10 ReLU, 4,000 + 1,000 MNIST images in float64, layer '3'"
     return Workload(name, known.model, known.X, known.y, "3", test).double
+
+
+@cache
+def wide_mlp() -> Workload:
+    """784-512-512-10, with all that measures ask for."""
+    known = _mlp((784, 512, 512, 10), nn.ReLU, 4000)
+    return replace(known, test=ll.data.load("mnist5k").test, initial=_fresh(known.model))
+
+
+def _fresh(model: nn.Module) -> nn.Module:
+    """The weights that the training started from."""
+    torch.manual_seed(0)
+    fresh = copy.deepcopy(model)
+    for module in fresh.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+    return fresh
 
 
 def million_weight_layer() -> Workload:

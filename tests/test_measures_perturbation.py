@@ -204,10 +204,10 @@ def test_a_perfect_fit_still_has_a_box():
     assert found.value == pytest.approx(0.5 * math.log2(2e-4 / 3 / (2 / 3)))
 
 
-@pytest.mark.parametrize("n", [8, 3])
+@pytest.mark.parametrize("n", [8, 2])
 def test_widths_on_a_parabola(n):
     q = Quadratic(1, n=n)
-    h = torch.linalg.eigvalsh(q.H).flip(0)[:5]
+    h = torch.linalg.eigvalsh(q.H).flip(0)[:3]
     exact = 2 * (2 * q.L / h).sqrt()
     found = q.measure("width")
     assert list(found.parts.values()) == pytest.approx(exact.tolist(), rel=2e-3)

@@ -1,6 +1,10 @@
 """Condition number of the whole network's Hessian."""
 
+import torch
+
+from lowland.curvature import Hessian
 from lowland.curvature import condition_number as condition_of
+from lowland.curvature.lanczos import rounding
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.spectrum import whole_hessian
@@ -18,7 +22,26 @@ from lowland.problem import Problem
 )
 def condition_number(problem: Problem) -> Value:
     """All eigenvalues of a small network, both ends by Lanczos of a large one."""
-    found = condition_of(whole_hessian(problem), max_matvecs=120)
+    H = whole_hessian(problem)
+    if _blind_to_shifts(problem, H):
+        raise InputError("it is infinite: the loss does not see a common shift of the outputs")
+    found = condition_of(H, max_matvecs=120)
     if not found.converged or found.value == float("inf"):
         raise InputError(f"it is infinite or out of reach ({found.method})")
     return Value(found.value, found.method, found.stderr or None)
+
+
+def _blind_to_shifts(problem: Problem, H: Hessian) -> bool:
+    """Whether the same change of all rows of the last matrix is a direction without curvature.
+
+    So it is in front of a softmax, and one product finds out at once.
+    """
+    name, weight = next((n, p) for n, p in reversed(problem.params.items()) if p.ndim == 2)
+    if name not in H.slices:
+        return False
+    v = torch.zeros(H.size, dtype=H.dtype, device=H.device)
+    row = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0)).to(v)
+    v[H.slices[name]] = (row / row.norm()).expand_as(weight).flatten() / len(weight) ** 0.5
+    other = torch.randn(H.size, generator=torch.Generator().manual_seed(1)).to(v)
+    typical = (H @ (other / other.norm())).norm()
+    return bool((H @ v).norm() <= rounding(H.dtype) * H.size**0.5 * typical)

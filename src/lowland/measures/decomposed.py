@@ -9,7 +9,7 @@ from lowland.measures.registry import once
 from lowland.problem import Problem
 
 # Of a wide layer so many directions: the sharp ones and some to choose them from.
-DIRECTIONS = 20
+DIRECTIONS = 12
 ALL = 1024
 
 

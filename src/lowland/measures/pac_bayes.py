@@ -19,7 +19,7 @@ from lowland.problem import Problem
 _SIGMAS = tuple(2.0**-k for k in range(1, 13))
 # delta = 0.05 in all: for the bound itself, and for the error of Q known only from draws.
 _DELTA, _DELTA_DRAWS = 0.04, 0.01
-_FEW, _MANY = 4, 100  # draws to choose sigma by, and fresh ones to certify with
+_FEW, _MANY = 2, 50  # draws to choose sigma by, and fresh ones to certify with
 
 
 @register(

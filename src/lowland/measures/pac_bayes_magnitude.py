@@ -15,7 +15,7 @@ from lowland.problem import Problem
 _EPSILON = 1e-3
 _RISE = 0.1
 _DELTA = 0.05
-_PAIRS = 4
+_PAIRS = 3
 _RANGE = 2.0**-20, 2.0**20
 
 

@@ -4,8 +4,9 @@ from lowland.curvature import GGN, Density, Hessian, ggn, hessian, spectral_dens
 from lowland.measures.registry import once
 from lowland.problem import Problem
 
-# Lanczos steps and random vectors: enough for shares of the spectrum to some per cent.
-STEPS, PROBES = 40, 2
+# Lanczos steps and random vectors: enough for shares of the spectrum to some per cent, and for
+# sums over eigenvalues near zero to some ten.
+STEPS, GGN_STEPS, PROBES = 16, 32, 2
 
 
 @once
@@ -29,4 +30,4 @@ def whole_ggn(problem: Problem) -> GGN:
 @once
 def ggn_density(problem: Problem) -> Density:
     """Its spectral density."""
-    return spectral_density(whole_ggn(problem), steps=STEPS, probes=PROBES)
+    return spectral_density(whole_ggn(problem), steps=GGN_STEPS, probes=PROBES)

@@ -13,7 +13,7 @@ from lowland.measures.registry import Value, register
 from lowland.measures.spectrum import whole_hessian
 from lowland.problem import Problem
 
-DIRECTIONS = 5
+DIRECTIONS = 3
 _GROWTH, _EXPANSIONS = 1.5, 30  # from the quadratic guess to 2e5 times it
 _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where it overflows
 
@@ -21,7 +21,7 @@ _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where
 @register(
     title="Width",
     family="volume",
-    formula="geometric mean over n = 1..5 of F_n = t_+ + t_-, L(w +- t_+- e_n) = 2 L(w), e_n the "
+    formula="geometric mean over n = 1..3 of F_n = t_+ + t_-, L(w +- t_+- e_n) = 2 L(w), e_n the "
     "leading Hessian eigenvectors",
     definition="How far one can go along the sharpest directions, both ways together, until the "
     "training loss has doubled.",
