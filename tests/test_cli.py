@@ -348,3 +348,22 @@ def test_an_ignored_signal_stays_ignored(project):
     finally:
         signal.signal(signal.SIGHUP, keep)
     assert seen == [signal.SIG_IGN]
+
+
+def test_stress_prints_what_moved(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    line = ("measures", "--stress", "--model", "mine:model", "--data", "mine:data", "--quiet")
+    ran = run(*line, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    rows = {r.split()[0]: r for r in ran.out.splitlines() if r.strip()}
+    assert rows["train_error"].split()[2:] == ["same"] * (len(rows["train_error"].split()) - 2)
+    assert "same" not in rows["weight_norm"].split()[2:4]
+    assert "norms: no layer is followed by a BatchNorm" in " ".join(ran.out.split())
+    assert "BROKEN" not in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
+    as_json = json.loads(run(*line, "--json", "--factor", "10", cwd=tmp_path).out)
+    assert as_json["factor"] == 10
+    assert as_json["moves"]["weight_norm"]["layers"]["moved"] is True
+    ran = run("measures", "--model", "mine:model", cwd=tmp_path)
+    assert ran.code == 2
+    assert "need --stress" in ran.err

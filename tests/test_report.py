@@ -58,6 +58,7 @@ def make_results(arrays: dict[str, np.ndarray], n_sharp: int = 10) -> dict[str, 
     eq9 = sharp + flat + float((part["mu_g"] * part["mu_w"]).sum())
     gap, train_loss = 1.02 * eq9, 4.9e-4
     measure = {
+        "family": "curvature",
         "stderr": None,
         "formula": "sum_i d2L/dw_i2",
         "definition": "The sum of the second derivatives of the training loss.",
@@ -66,6 +67,8 @@ def make_results(arrays: dict[str, np.ndarray], n_sharp: int = 10) -> dict[str, 
         "method": "exact, by layer structure",
         "reason": None,
         "seconds": 0.062,
+        "gradients": 3.1,
+        "parts": {"0.weight": 1.0, "2.weight": 0.2345},
     }
     return {
         "format": 2,

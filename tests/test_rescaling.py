@@ -9,6 +9,7 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
+from lowland.errors import InputError
 from lowland.problem import Problem
 from lowland.rescaling import balanced, joints
 from test_duality import make_problem
@@ -118,3 +119,94 @@ def test_layer_wise_rescaling_moves_nothing_in_any_layer():
             after[name].contribution, before[name].contribution, atol=1e-6 * scale, err_msg=name
         )
         assert after[name].sharp == pytest.approx(before[name].sharp, rel=1e-6)
+
+
+def outputs(problem: Problem) -> torch.Tensor:
+    with problem.measuring(), torch.no_grad():
+        return torch.cat([problem.outputs(b.inputs) for b in problem.batches("test")])
+
+
+@pytest.mark.parametrize("by", ["layers", "units", "split"])
+@pytest.mark.parametrize("name", ["mlp-relu", "lenet", "transformer"])
+def test_rescaled_models_compute_the_same_function(name, by):
+    problem = CASES[name].problem(n=12)
+    before = copy.deepcopy(problem.model.state_dict())
+    other = ll.rescale(problem, by, 1e3 if by != "split" else 3.0)
+    torch.testing.assert_close(outputs(other), outputs(problem), rtol=1e-8, atol=1e-10)
+    norms = [torch.cat([p.flatten() for p in of.params.values()]).norm() for of in (problem, other)]
+    assert abs(norms[1] / norms[0] - 1) > 0.05
+    for key, value in problem.model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_units_have_factors_of_their_own_within_the_range():
+    problem = CASES["mlp-relu"].problem(n=12)
+    other = ll.rescale(problem, "units", 100.0)
+    ratio = other.params["0.weight"] / problem.params["0.weight"]
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))  # one factor for each unit
+    assert ratio.min() >= 0.01
+    assert ratio.max() <= 100
+    assert ratio[:, 0].unique().numel() == 5
+    again = ll.rescale(problem, "units", 100.0, seed=1)
+    assert not torch.equal(again.params["0.weight"], other.params["0.weight"])
+
+
+def test_layers_have_one_factor():
+    problem = CASES["mlp-relu"].problem(n=12)
+    other = ll.rescale(problem, "layers", 100.0)
+    expected = {"0.weight": 100, "0.bias": 100, "2.weight": 1e-4, "4.weight": 100, "4.bias": 1}
+    for name, factor in expected.items():
+        torch.testing.assert_close(other.params[name], factor * problem.params[name], msg=name)
+
+
+@pytest.mark.parametrize("factor", [1e3, 0.5])
+def test_weights_before_a_batchnorm_can_be_scaled_in_eval_mode(factor):
+    problem = CASES["resnet"].problem(n=12)
+    other = ll.rescale(problem, "norms", factor)
+    torch.testing.assert_close(outputs(other), outputs(problem), rtol=1e-8, atol=1e-10)
+    for name in ("stem.weight", "conv.weight"):
+        torch.testing.assert_close(other.params[name], factor * problem.params[name])
+    torch.testing.assert_close(
+        other.model.norm1.running_mean, factor * problem.model.norm1.running_mean
+    )
+    with pytest.raises(InputError, match="too small for the epsilon"):
+        ll.rescale(problem, "norms", 1e-6)
+    with pytest.raises(InputError, match="no layer is followed by a BatchNorm"):
+        ll.rescale(CASES["lenet"].problem(), "norms")
+
+
+def test_a_split_layer_is_the_sum_of_its_shares():
+    problem = CASES["mlp-relu"].problem(n=12)
+    other = ll.rescale(problem, "split", 4.0)
+    first, second = (other.params[f"2.{part}.weight"] for part in ("first", "second"))
+    torch.testing.assert_close(first, 0.75 * problem.params["2.weight"])
+    torch.testing.assert_close(second, 0.25 * problem.params["2.weight"])
+    # the paper's point (Eq. 26-30): normalized sharpness is kept, the Fisher-Rao norm is not
+    rows = [ll.measure(of, ["normalized_sharpness", "fisher_rao"]) for of in (problem, other)]
+    sharp, fisher = ([r[n].value for r in rows] for n in ("normalized_sharpness", "fisher_rao"))
+    assert sharp[0] == pytest.approx(sharp[1], rel=1e-6)
+    assert fisher[1] < 0.9 * fisher[0]
+
+
+@pytest.mark.parametrize("name", ["mlp-tanh", "resnet", "lstm"])
+def test_the_outputs_can_be_scaled_by_the_last_layer(name):
+    problem = CASES[name].problem(n=12)
+    other = ll.rescale(problem, "outputs", 7.0)
+    torch.testing.assert_close(outputs(other), 7 * outputs(problem))
+
+
+def test_what_cannot_be_rescaled_is_said():
+    problem = CASES["mlp-tanh"].problem(n=12)
+    for by in ("layers", "units"):
+        with pytest.raises(InputError, match="no hidden units that can be rescaled"):
+            ll.rescale(problem, by)
+    with pytest.raises(InputError, match="by must be one of 'layers', "):
+        ll.rescale(problem, "weights")
+    with pytest.raises(InputError, match="factor must be above 0; got -1"):
+        ll.rescale(problem, "outputs", -1)
+    softmax = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).double()
+    X = torch.randn(9, 4).double()
+    with pytest.raises(InputError, match="outputs are not proportional to layer '0'"):
+        ll.rescale(Problem(softmax, "mse", (X, torch.randn(9, 3).double())), "outputs")
+    with pytest.raises(InputError, match="factor above 1"):
+        ll.rescale(problem, "split", 0.5)

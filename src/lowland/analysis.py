@@ -73,7 +73,7 @@ def analyze(
         problem.losses(split)  # an error if they are not finite, rather than one in every measure
 
     progress("measures")
-    measured = measure(problem)
+    measured = measure(problem, progress=progress)
     notes: list[str] = []
     found, every = _decomposed(problem, chosen, layer_name is not None, gauge, notes, progress)
     if training is not None and not training["converged"]:

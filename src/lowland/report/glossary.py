@@ -321,6 +321,12 @@ GLOSSARY: dict[str, Definition] = {
     "seed": Definition(
         "Seed", "The start of the random numbers: the same seed gives the same results again."
     ),
+    "cost": Definition(
+        "Cost",
+        "Wall-clock time, and the same in gradients of the training loss on the same machine: the "
+        "unit that carries over to other machines. What measures share is counted where it was "
+        "first needed.",
+    ),
     "stderr": Definition(
         "Value ± standard error",
         "The number after ± is the standard error: of an estimate from random vectors, or of a "
