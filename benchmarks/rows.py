@@ -302,8 +302,8 @@ ROWS = [
         floor=400,
         unit="gradients",
         repeats=3,
-        missed="the spectral measures take some 150 gradients, and SciPy, which reads the bounds of "
-        "Keskar's box one by one in Python, some 50",
+        missed="the spectral measures take some 150 gradients, and SciPy, which reads the bounds "
+        "of Keskar's box one by one in Python, some 50",
     ),
     Row(
         name="product-mlp",

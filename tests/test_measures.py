@@ -33,7 +33,7 @@ BATTERY = [
 # What a transformation may leave as it is, although nothing says that it must: counts, and the
 # size of a layer that is not the last.
 MAY_STAY = {
-    ("negative_share", "outputs"),
+    *(("negative_share", by) for by in TRANSFORMATIONS),
     ("near_zero_share", "outputs"),
     ("total_sigma_w", "outputs"),
 }

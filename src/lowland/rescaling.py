@@ -218,7 +218,7 @@ def _last(problem: Problem) -> MatrixLayer:
 
 
 def _norms(problem: Problem) -> list[tuple[MatrixLayer, AffineLayer]]:
-    """Layers whose outputs a BatchNorm takes as they are: it sees the very same tensor."""
+    """Layers whose outputs a BatchNorm takes as they are: it sees the very same numbers."""
     known = list(layers(problem).values())
     few = next(problem.batches("train")).map(lambda t: t[:1])
     with problem.measuring(), torch.no_grad(), tapped(known) as taps:
@@ -230,8 +230,7 @@ def _norms(problem: Problem) -> list[tuple[MatrixLayer, AffineLayer]]:
         if norm.layer.module.running_mean is None:
             continue
         for source in taps.values():
-            same = source.a.shape == norm.x.shape and source.a.data_ptr() == norm.x.data_ptr()
-            if same and isinstance(source.layer, MatrixLayer):
+            if isinstance(source.layer, MatrixLayer) and torch.equal(source.a.detach(), norm.x):
                 assert isinstance(norm.layer, AffineLayer)
                 found.append((source.layer, norm.layer))
     return found

@@ -14,10 +14,13 @@ from lowland.problem import Problem
     "minimum, so that it tells how far from one the training stopped.",
     citation="Sagun et al. 2017, arXiv:1706.04454",
     sharper=None,
-    invariant=("layers", "units"),
 )
 def negative_share(problem: Problem) -> Value:
-    """Counted below what can be told from zero; the method states the threshold."""
+    """Counted below what can be told from zero; the method states the threshold.
+
+    Rescaling does not change how many eigenvalues are negative (Sylvester's law of inertia), but it
+    changes how many of them can be told from zero.
+    """
     H = whole_hessian(problem)
     found = negative_eigenvalues(H, density=density(problem))
     return Value(found.value / H.size, found.method, found.stderr / H.size or None)

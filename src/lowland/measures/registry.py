@@ -197,7 +197,7 @@ def measure(
     token = _SHARED.set({})
     try:
         for name in chosen:
-            progress(f"measure {name}")
+            progress(f"measures: {name}")
             rows.append(_run(known[name], problem, gradient))
     finally:
         _SHARED.reset(token)
