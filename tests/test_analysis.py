@@ -51,8 +51,11 @@ def test_every_kind_of_model_gets_a_report(name, tmp_path):
     case = CASES[name]
     analysis = ll.analyze(case.problem(n=12), out=tmp_path / "out")
     assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
-    if analysis.results["duality"] is None:
-        assert any("not decomposed" in note for note in analysis.results["notes"])
+    assert analysis.results["duality"]["paired_gap"] is not None
+    assert analysis.results["duality"]["trusted"]
+    if name == "transformer":  # tokens are no points in space, and data goes around most layers
+        assert analysis.results["subject"]["layer"] == "head"
+        assert any("paired by what layer" in note for note in analysis.results["notes"])
 
 
 def test_a_path_around_the_layer_fails_its_check():

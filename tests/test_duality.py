@@ -338,6 +338,20 @@ def test_a_layer_without_a_dual_is_skipped_and_the_others_go_on():
         ll.duality(problem, "4")
 
 
+def test_one_pair_has_a_gap_and_no_spread():
+    problem = make_problem()
+    X, y = problem.train.take(slice(None)).inputs, problem.train.targets
+    Xt, yt = problem.test.take(slice(None)).inputs, problem.test.targets
+    found = ll.duality(Problem(problem.model, train=(X, y), test=(Xt[:1], yt[:1])), "2")
+    assert found.pairs == 1
+    assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-9)
+    assert found.total_w_data == pytest.approx(0, abs=1e-12)
+    assert found.eq11 == pytest.approx(0, abs=1e-9)
+    assert found.total_w_data >= 0
+    assert found.total_g >= 0
+    assert found.intervals["paired_gap"] == pytest.approx((found.paired_gap,) * 2)
+
+
 def test_a_layer_with_one_unit_and_one_weight_in_closed_form():
     x, x_new = torch.tensor([1.0, 2, -1, 4]).double(), torch.tensor([1.5, 1, -2, 5]).double()
     y = torch.zeros(4, 1).double()

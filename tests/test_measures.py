@@ -293,12 +293,14 @@ def test_measures_of_the_duality_are_those_of_the_decomposition():
 
 def test_stress_finds_what_rescaling_can_fool():
     names = ["trace", "weight_norm", "normalized_sharpness", "test_error", "condition_number"]
+    names += ["test_loss"]
     found = ll.stress(problem(trained()), names, factor=100.0)
     assert set(found.skipped) == {"norms"}
     moved = {(name, by) for name, row in found.moves.items() for by, m in row.items() if m.moved}
     for name in ("trace", "weight_norm"):
         assert {(name, "layers"), (name, "units"), (name, "outputs")} <= moved
     assert not any(name in ("normalized_sharpness", "test_error") for name, _ in moved)
+    assert {by for name, by in moved if name == "test_loss"} == {"outputs"}
     assert found.broken() == []
     assert found.moves["condition_number"]["units"].reason
     assert found.moves["weight_norm"]["layers"].ratio > 5

@@ -69,7 +69,7 @@ def test_a_class_without_a_partner_is_counted():
 
 def test_tokens_are_no_points_in_space_but_what_a_layer_sees_is():
     problem = CASES["transformer"].problem(n=12)
-    with pytest.raises(InputError, match=r"inputs are torch.int64: pass pairs=.*space="):
+    with pytest.raises(InputError, match=r"inputs are torch.int64 .*space="):
         ll.pair(problem)
     found = ll.pair(problem, space="head")
     assert "layer 'head'" in found.rule

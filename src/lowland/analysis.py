@@ -18,7 +18,7 @@ from lowland import __version__
 from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
 from lowland.curvature.layers import layer, layers
-from lowland.dual import Decomposition, Decompositions, duality, pair
+from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
 from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.decomposition import TRUSTED, Gauge
 from lowland.errors import InputError
@@ -76,6 +76,7 @@ def analyze(
     measured = measure(problem, progress=progress)
     notes: list[str] = []
     found, every = _decomposed(problem, chosen, layer_name is not None, gauge, notes, progress)
+    chosen = found.layer if found else chosen
     if training is not None and not training["converged"]:
         notes.append("The training stopped at its epoch limit before reaching its goal.")
 
@@ -122,7 +123,12 @@ def _decomposed(
         return None, None
     progress("pairs of test and training samples")
     try:
-        pairs = pair(problem)
+        pairs = _paired(problem, chosen, notes)
+        every = None
+        if sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
+            every = duality(problem, pairs=pairs, gauge=gauge, progress=progress)
+            if not asked_for:
+                chosen = _useful(every, chosen, notes)
         M = layer(problem, chosen).weight.numel()
         details = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
         found = duality(
@@ -134,9 +140,6 @@ def _decomposed(
             widths=details and WIDTHS,
             progress=progress,
         )
-        every = None
-        if sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
-            every = duality(problem, pairs=pairs, gauge=gauge, progress=progress)
     except InputError as error:
         if asked_for:
             raise
@@ -166,6 +169,25 @@ def _decomposed(
         )
     notes.extend(f"Layer {name!r} was skipped: {why}." for name, why in every.skipped.items())
     return found, every
+
+
+def _useful(every: Decompositions, chosen: str, notes: list[str]) -> str:
+    """The chosen layer or, if data goes around it, the last one that has a useful dual."""
+    trusted = [name for name, found in every.items() if found.trusted]
+    if chosen in trusted or not trusted:
+        return chosen
+    notes.append(f"Layer {chosen!r} has no useful dual, so {trusted[-1]!r} was decomposed.")
+    return trusted[-1]
+
+
+def _paired(problem: Problem, chosen: str, notes: list[str]) -> Pairs:
+    """By distance of inputs or, where these are no points in space, of what the layer sees."""
+    try:
+        return pair(problem)
+    except InputError as error:
+        pairs = pair(problem, space=chosen)
+        notes.append(f"Samples were paired by what layer {chosen!r} sees: {error}.")
+        return pairs
 
 
 def _fingerprint(problem: Problem) -> str:
@@ -244,9 +266,10 @@ def _checks(found: Decomposition) -> list[dict[str, Any]]:
         rows.append(
             (
                 "Eq. 12 holds both ways",
-                abs(found.total_w - found.total_w_data) / max(found.total_w_data, 1e-300),
+                abs(found.total_w - found.total_w_data) / float(found.per_pair["size"].mean()),
                 EQ9_LIMIT,
-                "The dual variance summed over directions is that of weights and data together.",
+                "The dual variance summed over directions is that of weights and data together, "
+                "relative to the mean square of the dual shifts.",
             )
         )
     return [

@@ -61,8 +61,9 @@ def moments(shifts: Shifts, ratio: Tensor, E: Tensor) -> Moments:
         mean_w=mean_w,
         mean_g=mean_g,
         components=w if len(blocks) == 1 else None,
-        total_w=float(shifts.size.mean() - mean_w @ mean_w),
-        total_g=float((ratio.square() * shifts.size).mean() - mean_g @ mean_g),
+        # one pair has no variance, and rounding must not make it negative
+        total_w=max(float(shifts.size.mean() - mean_w @ mean_w), 0.0),
+        total_g=max(float((ratio.square() * shifts.size).mean() - mean_g @ mean_g), 0.0),
     )
 
 

@@ -124,8 +124,7 @@ def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         came = f"{inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         raise InputError(
-            f"distances between inputs need one tensor of numbers; the {split} inputs are {came}: "
-            "pass pairs=lowland.pair(problem, space=...) with the name of a layer to compare what "
-            "that layer sees"
+            f"distances between inputs need one tensor of numbers; the {split} inputs are {came} "
+            "(lowland.pair(problem, space=...) compares what a layer sees instead)"
         )
     return inputs.flatten(1)
