@@ -321,6 +321,7 @@ ROWS = [
         floor=1.4,
         unit="gradients",
         per=20,
+        missed="all of it is torch's backward pass; four runs of one evening gave 1.36 to 1.50",
     ),
     *(
         Row(
