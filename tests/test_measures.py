@@ -30,6 +30,14 @@ BATTERY = [
     for name, m in MEASURES.items()
     if name != "condition_number"
 ]
+# Logarithms and saturated counts move, but by per cents: 2 and 1 %, 4 %, 2 % and 9 % here.
+MOVE_LITTLE = {
+    ("effective_dimension", "layers"),
+    ("effective_dimension", "units"),
+    ("gradient_noise_scale", "units"),
+    ("flat_box", "units"),
+    ("calibration_error", "outputs"),
+}
 # What a transformation may leave as it is, although nothing says that it must: counts, and the
 # size of a layer that is not the last.
 MAY_STAY = {
@@ -133,7 +141,8 @@ class TestBattery:
         if by in MEASURES[name].invariant:
             assert same(name, after, before)
         elif (name, by) not in MAY_STAY:
-            assert abs(after.value - before.value) > 0.01 * abs(before.value)
+            share = 0.01 if (name, by) in MOVE_LITTLE else 0.1
+            assert abs(after.value - before.value) > share * abs(before.value)
 
     def test_it_is_the_same_again_and_leaves_no_trace(self, name):
         model = trained()

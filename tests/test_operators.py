@@ -229,3 +229,24 @@ def test_what_cannot_be_multiplied_or_differentiated_is_said():
     custom = Problem(problem.model, lambda z, y: z.square().sum(1), (X, y))
     with pytest.raises(InputError, match="how the model draws targets"):
         ll.fisher(custom, labels="model")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("confidence", [30.0, 1e4])
+def test_a_model_that_fits_its_data_to_rounding_has_a_hessian(dtype, confidence):
+    # The first two samples' curvature is rounding, and so is everybody's at the larger confidence.
+    X = torch.eye(3, dtype=torch.float64).repeat(3, 1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 3, bias=False), torch.nn.ReLU(), torch.nn.Linear(3, 3, bias=False)
+    ).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3) + 0.01)
+        model[2].weight.copy_(confidence * (torch.eye(3) + 0.01 * torch.arange(9.0).view(3, 3)))
+    X[-1] *= 0.05  # one that is not so sure
+    problem = Problem(model, train=(X, torch.arange(9) % 3), dtype=dtype)
+    H = ll.hessian(problem)
+    expected = dense_hessian(Problem(model, train=(X, torch.arange(9) % 3)))
+    found = H.dense().double()
+    assert found.isfinite().all()
+    limit = 1e-3 * expected.abs().max() + torch.finfo(dtype).eps * confidence**2
+    assert (found - expected).abs().max() <= limit

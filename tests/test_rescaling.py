@@ -131,10 +131,10 @@ def outputs(problem: Problem) -> torch.Tensor:
 def test_rescaled_models_compute_the_same_function(name, by):
     problem = CASES[name].problem(n=12)
     before = copy.deepcopy(problem.model.state_dict())
-    other = ll.rescale(problem, by, 1e3 if by != "split" else 3.0)
+    other = ll.rescale(problem, by, 1e3 if by != "split" else 2.0)
     torch.testing.assert_close(outputs(other), outputs(problem), rtol=1e-8, atol=1e-10)
     norms = [torch.cat([p.flatten() for p in of.params.values()]).norm() for of in (problem, other)]
-    assert abs(norms[1] / norms[0] - 1) > 0.02
+    assert abs(norms[1] / norms[0] - 1) > 0.05
     for key, value in problem.model.state_dict().items():
         assert torch.equal(value, before[key])
 

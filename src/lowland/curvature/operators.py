@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature import products
+from lowland.curvature.lanczos import rounding
 from lowland.curvature.memory import graph_bytes, samples_within
 from lowland.curvature.products import BatchProduct
 from lowland.distributed import total
@@ -141,8 +142,12 @@ class Hessian(Curvature):
     _WAYS = (products.DoubleBackward, products.ForwardOverReverse, products.FiniteDifference)
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
-        """The first way that runs on two samples and gives a symmetric matrix there."""
-        few = next(self.problem.batches("train")).map(lambda t: t[:2])
+        """The first way that runs on two samples and gives a symmetric matrix there.
+
+        They are the two with the largest losses of the first batch: where a sample is fitted to
+        rounding, its curvature is rounding too.
+        """
+        few = self._hardest(next(self.problem.batches("train")))
         z = self.problem.outputs(few.inputs, self._leaves)
         if not self.problem.loss(z, few.targets).requires_grad:
             raise InputError(
@@ -153,7 +158,7 @@ class Hessian(Curvature):
         for way in self._WAYS:
             build = partial(way, self.problem, self._leaves)
             try:
-                asymmetry = self._asymmetry(build(few))
+                asymmetry = self._asymmetry(build(few), z)
             except (RuntimeError, NotImplementedError) as error:
                 failures.append(f"{way.name}: {str(error).splitlines()[0]}")
                 continue
@@ -165,7 +170,22 @@ class Hessian(Curvature):
             + "; ".join(failures)
         )
 
-    def _asymmetry(self, product: BatchProduct) -> float:
+    def _hardest(self, batch: Batch) -> Batch:
+        with torch.no_grad():
+            losses = self.problem.loss(self.problem.outputs(batch.inputs), batch.targets)
+        first = losses.nan_to_num().topk(min(2, len(losses))).indices
+        return batch.map(lambda t: t[first.to(t.device)])
+
+    def _asymmetry(self, product: BatchProduct, z: Tensor) -> float:
+        """How far the products are from those of a symmetric matrix, beyond their rounding.
+
+        Rounding is relative to the squared slopes of the outputs, which the loss's own second
+        derivatives, at most of order one, multiply: these vanish where the data is fitted.
+        """
+        slopes = torch.autograd.grad(
+            z.sum(), list(self._leaves.values()), retain_graph=True, allow_unused=True
+        )
+        squared = sum(float(s.double().square().sum()) for s in slopes if s is not None)
         generator = torch.Generator(device=self.device).manual_seed(0)
         u, v = (
             torch.randn(self.size, dtype=self.dtype, device=self.device, generator=generator)
@@ -178,7 +198,10 @@ class Hessian(Curvature):
                 "curvature is not defined at these weights"
             )
         scale = float(u.norm() * Hv.norm() + v.norm() * Hu.norm())
-        return abs(float(u @ Hv - v @ Hu)) / scale if scale else 0.0
+        difference = abs(float(u @ Hv - v @ Hu))
+        if difference <= rounding(self.dtype) * squared * float(u.norm() * v.norm()):
+            return 0.0
+        return difference / scale
 
 
 class Remainder(Curvature):
