@@ -16,7 +16,7 @@ SOURCE = Path(lowland.__file__).parent
 # know each other. A room may stand here before it is built.
 FLOORS = (
     ("errors",),
-    ("atomic", "distributed"),
+    ("atomic", "distributed", "usercode"),
     ("losses", "batches"),
     ("problem",),
     ("data", "checkpoint"),
@@ -164,11 +164,12 @@ def test_what_shows_and_what_starts_imports_no_torch():
     """Each in turn in one process: the first that imports torch is named."""
     code = """if True:
         import sys
-        for name in ("lowland", "lowland.cli", "lowland.cli.verbs", "lowland.errors",
+        for name in ("lowland", "lowland.cli", "lowland.cli.verbs", "lowland.cli.making",
+                     "lowland.errors",
                      "lowland.atomic", "lowland.report", "lowland.results"):
             __import__(name)
             assert "torch" not in sys.modules, name
-            if name == "lowland.cli.verbs":
+            if name == "lowland.cli.making":
                 assert "numpy" not in sys.modules, name
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -1,11 +1,17 @@
+"""One network against the update rule by hand; many at once against one at a time."""
+
+import dataclasses
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from lowland.errors import InputError
-from lowland.training import TrainingSettings, mlp, train
+from lowland.training import TrainingSettings, lenet, mlp, train, train_many
+from lowland.training.settings import epochs_left
+from lowland.training.stack import Dropouts
 
 
 def test_weights_are_xavier_uniform_times_the_scale():
@@ -67,3 +73,298 @@ def test_the_epoch_limit_is_recorded_and_divergence_is_said():
         TrainingSettings(learning_rate=0)
     with pytest.raises(InputError, match="got \\(3,\\)"):
         mlp((3,))
+
+
+@pytest.mark.parametrize("penalty", ["squared", "norm"])
+def test_the_penalty_is_part_of_the_loss_for_its_epochs(penalty):
+    X, y = data()
+    model, by_hand = mlp((3, 4, 2), bias=True), mlp((3, 4, 2), bias=True)
+    settings = TrainingSettings(
+        batch_size=60, max_epochs=3, decay=0.1, penalty=penalty, decay_epochs=2
+    )
+    train(model, (X, y), settings)
+    for epoch in (1, 2, 3):
+        loss = F.cross_entropy(by_hand(X), y)
+        if epoch <= 2:
+            for W in (by_hand[1].weight, by_hand[3].weight):
+                loss = loss + 0.1 * (W.square().sum() if penalty == "squared" else W.norm())
+        grads = torch.autograd.grad(loss, list(by_hand.parameters()))
+        with torch.no_grad():
+            for p, g in zip(by_hand.parameters(), grads, strict=True):
+                p -= 0.1 * g
+    for a, b in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_each_epoch_tells_loss_error_and_size():
+    X, y = data()
+    model = mlp((3, 4, 2))
+    done = train(model, (X, y), TrainingSettings(batch_size=20, max_epochs=4))
+    last = done.epochs[-1]
+    assert last.error == (model(X).argmax(1) != y).double().mean().item()
+    assert last.weight_norm == pytest.approx(
+        math.sqrt(sum(p.square().sum().item() for p in model.parameters())), rel=1e-6
+    )
+    assert done.to_dict()["epochs"] == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sam", "asam", "entropy_sgd", "replicated_sgd"])
+def test_every_optimiser_reaches_the_goal_and_leaves_the_random_state(optimizer):
+    model, state = mlp((3, 8, 2)), torch.get_rng_state()
+    rate = {"adam": 0.01, "entropy_sgd": 10.0}.get(optimizer, 0.1)
+    settings = TrainingSettings(
+        optimizer, rate, batch_size=6, stop_loss=0.05, max_epochs=300, momentum=0.0
+    )
+    done = train(model, data(), settings)
+    assert done.converged
+    assert done.losses[-1] == pytest.approx(F.cross_entropy(model(data()[0]), data()[1]).item())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+def test_the_estimate_of_epochs_is_exact_for_a_power_law():
+    settings = TrainingSettings(stop_loss=1e-3, max_epochs=1000)
+    losses = [2 * n**-1.5 for n in range(1, 41)]
+    needed = (2 / 1e-3) ** (1 / 1.5)
+    assert epochs_left(losses, settings) == pytest.approx(needed - 40)
+    assert epochs_left([1.0, 1.0], settings) == 998  # no progress: until the limit
+    assert epochs_left([1e-4, 1e-5], settings) == 0
+
+
+# Many at once. In float64, so that only a wrong rule could make a difference.
+
+
+def images(n: int = 44, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    pictures = torch.randn(n, 1, 12, 12, generator=g, dtype=torch.float64)
+    return pictures + y[:, None, None, None], y
+
+
+def dense(seed: int, dropout: float = 0.0) -> nn.Module:
+    return mlp((144, 7, 5, 3), bias=seed % 2 == 0, dropout=dropout, scale=1 + seed / 4).double()
+
+
+def conv(seed: int, dropout: float = 0.0) -> nn.Module:
+    return lenet((1, 12, 12), 3, seed=seed, dropout=dropout).double()
+
+
+class Residual(nn.Module):
+    """Neither a sequence nor free of normalisation, but without batch statistics."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.first, self.norm, self.last = nn.Linear(144, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+            self.register_buffer("shift", torch.full((6,), 0.1 * seed))
+        self.double()
+
+    def forward(self, x):
+        h = self.first(x.flatten(1))
+        return self.last(h + self.norm(h).tanh() + self.shift)
+
+
+def assert_same(a: nn.Module, b: nn.Module) -> None:
+    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+RULES = {
+    "sgd": {},
+    "momentum": {"momentum": 0.9},
+    "adam": {"optimizer": "adam", "learning_rate": 0.003},
+    "sam": {"optimizer": "sam", "momentum": 0.5, "radius": 0.2},
+    "asam": {"optimizer": "asam"},
+    "decay": {"decay": 0.02, "decay_epochs": 2},
+    "norm": {"decay": 0.02, "penalty": "norm", "decay_epochs": None},
+}
+
+
+@pytest.mark.parametrize("make", [dense, conv, Residual])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_stack_does_what_each_does_alone(make, rule):
+    """With other learning rates, goals, data and label noise in one call; a ragged last batch."""
+    X, y = images()
+    noisy = y.clone()
+    noisy[:5] = 0
+    pairs = [(X, y), (X, noisy), images(seed=1), (X, y), images(n=30)]
+    settings = [
+        dataclasses.replace(
+            TrainingSettings(**{"learning_rate": 0.02 + 0.01 * i, **rule}),
+            batch_size=10 if i < 4 else 16,
+            max_epochs=2 + i,
+            stop_loss=1e-3,
+            seed=i,
+        )
+        for i in range(5)
+    ]
+    models, alone = ([make(i) for i in range(5)] for _ in range(2))
+    done = train_many(models, pairs, settings)
+    for model, one, pair, its, trained in zip(models, alone, pairs, settings, done, strict=True):
+        expected = train(one, pair, its)
+        assert_same(model, one)
+        assert len(trained.epochs) == len(expected.epochs)
+        assert trained.losses == pytest.approx(expected.losses, rel=1e-8)
+        assert [e.error for e in trained.epochs] == [e.error for e in expected.epochs]
+        assert [e.weight_norm for e in trained.epochs] == pytest.approx(
+            [e.weight_norm for e in expected.epochs], rel=1e-8
+        )
+
+
+@pytest.mark.parametrize("make", [dense, conv])
+def test_a_run_does_not_depend_on_the_others_in_its_stack(make):
+    """Initial weights, data order and dropout, also when others leave in the middle."""
+    settings = [
+        TrainingSettings(batch_size=8, learning_rate=0.02, max_epochs=9 - 3 * i, seed=i)
+        for i in range(3)
+    ]
+    rates = (0.1, 0.2, 0.3)
+    together = [make(i, rates[i]) for i in range(3)]
+    train_many(together, images(), settings)
+    for i in range(3):
+        alone = [make(i, rates[i])]
+        train_many(alone, images(), [settings[i]])
+        assert_same(alone[0], together[i])
+
+
+def test_masks_have_the_rate_and_the_mean_of_dropout():
+    models = [mlp((4, 50, 2), dropout=rate) for rate in (0.1, 0.6)]
+    masks = Dropouts(models, torch.zeros(1, 4), [3, 4]).draw(400, torch.zeros(()))["3.mask"]
+    assert masks.shape == (2, 400, 50)
+    for mask, rate in zip(masks, (0.1, 0.6), strict=True):
+        assert mask.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
+        # Five standard errors of 20,000 coins.
+        assert (mask == 0).double().mean().item() == pytest.approx(
+            rate, abs=5 * math.sqrt(rate * (1 - rate) / 20_000)
+        )
+
+
+def test_the_masks_are_applied_in_training_and_not_where_the_loss_is_taken():
+    X, y = images()
+    its = TrainingSettings(batch_size=44, max_epochs=1, learning_rate=0.5)
+    dropped, whole = dense(1, 0.5), dense(1, 0.0)
+    (trained,) = train_many([dropped], (X, y), [its])
+    train_many([whole], (X, y), [its])
+    assert trained.losses[0] == pytest.approx(F.cross_entropy(dropped.eval()(X), y).item())
+    assert not torch.allclose(dropped[1].weight, whole[1].weight)
+
+
+class Noisy(Residual):
+    def forward(self, x):
+        return super().forward(F.dropout(x, 0.5, self.training))
+
+
+class Normed(Residual):
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.norm = nn.BatchNorm1d(6).double()
+
+
+class Sloped(Residual):
+    """Models that differ in a number which is neither a weight nor printed."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.slope = 1.0 + seed
+
+    def forward(self, x):
+        return super().forward(self.slope * x)
+
+
+@pytest.mark.parametrize("make", [Noisy, Normed, Sloped])
+def test_what_cannot_be_stacked_trains_alone(make):
+    X, y = images()
+    settings = [TrainingSettings(batch_size=11, max_epochs=3, seed=i) for i in range(2)]
+    models, alone = ([make(i) for i in range(2)] for _ in range(2))
+    train_many(models, (X, y), settings)
+    for model, one, its in zip(models, alone, settings, strict=True):
+        train(one, (X, y), its)
+        assert_same(model, one)
+        assert model.training
+
+
+def test_a_run_that_diverges_says_so_and_the_rest_go_on():
+    X, y = images()
+    settings = [
+        TrainingSettings(batch_size=11, max_epochs=5, seed=i, learning_rate=rate)
+        for i, rate in enumerate((0.01, 1e200, 0.02))
+    ]
+    models, alone = ([dense(i) for i in range(3)] for _ in range(2))
+    good, bad, other = train_many(models, (X, y), settings)
+    assert "diverged in epoch" in bad.failure
+    assert "below 1e+200" in bad.failure
+    assert not bad.converged
+    assert (good.failure, other.failure) == (None, None)
+    for i in (0, 2):
+        train(alone[i], (X, y), settings[i])
+        assert_same(models[i], alone[i])
+
+
+def test_progress_tells_runs_done_losses_and_time_left():
+    told = []
+    settings = [TrainingSettings(batch_size=11, max_epochs=2 + 2 * i) for i in range(3)]
+    state, models = torch.get_rng_state(), [dense(i) for i in range(3)]
+    done = train_many(models, images(), settings, told.append)
+    # Models 0 and 2 have biases and form one stack, model 1 another.
+    assert [now.done for now in told] == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert [sorted(now.losses) for now in told] == [[0, 2]] * 2 + [[2]] * 4 + [[1]] * 4
+    assert told[1].losses[2] == done[2].losses[1]
+    assert all(now.total == 3 and now.seconds_left >= 0 for now in told)
+    assert told[-1].seconds_left == 0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_interrupt_leaves_the_weights_reached_so_far():
+    def stop(now):
+        if now.epoch == 2:
+            raise KeyboardInterrupt
+
+    its = TrainingSettings(batch_size=11, max_epochs=5)
+    model, expected = dense(1), dense(1)
+    with pytest.raises(KeyboardInterrupt):
+        train_many([model], images(), [its], stop)
+    train(expected, images(), dataclasses.replace(its, max_epochs=2))
+    assert_same(model, expected)
+
+
+def test_any_torch_loss():
+    X, y = images()
+    its = TrainingSettings(batch_size=11, max_epochs=3)
+    for loss, targets in (
+        (nn.CrossEntropyLoss(label_smoothing=0.1), y),
+        ("mse", F.one_hot(y).double()),
+        (nn.SmoothL1Loss(), F.one_hot(y).double()),
+    ):
+        model, alone = dense(1), dense(1)
+        (done,) = train_many([model], (X, targets), [its], loss=loss)
+        assert done.losses == pytest.approx(train(alone, (X, targets), its, loss=loss).losses)
+        assert (done.epochs[0].error is None) == (targets is not y)
+
+
+def test_what_does_not_fit_is_said():
+    its = TrainingSettings()
+    with pytest.raises(InputError, match="2 models, 2 data sets and 1 settings"):
+        train_many([dense(0), dense(1)], images(), [its])
+    with pytest.raises(InputError, match="batch_size is 25, but there are 20"):
+        train_many([dense(0)], images(20), [its])
+    for wrong, message in (
+        ({"optimizer": "sdg"}, "optimizer must be one of sgd, adam"),
+        ({"penalty": "l1"}, "penalty must be one of squared, norm"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"decay": -1.0}, "decay must not be negative"),
+        ({"radius": 0.1}, "belongs to sam and asam"),
+    ):
+        with pytest.raises(InputError, match=message):
+            TrainingSettings(**wrong)
+    with pytest.raises(InputError, match="12 x 12"):
+        lenet((1, 8, 8))
+
+
+def test_a_lenet_of_its_shape_and_without_global_randomness():
+    state = torch.get_rng_state()
+    network = lenet((3, 32, 32), 7)
+    assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert torch.equal(torch.get_rng_state(), state)
+    again = lenet((3, 32, 32), 7).state_dict()
+    assert all(torch.equal(p, again[name]) for name, p in network.state_dict().items())

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lowland import data, optim
+    from lowland import data, optim, sweep, training
     from lowland.analysis import analyze
     from lowland.comparison import Comparison, compare
     from lowland.curvature import (
@@ -64,7 +64,9 @@ __all__ = [
     "rescale",
     "spectral_density",
     "stress",
+    "sweep",
     "trace",
+    "training",
 ]
 
 _ROOMS = {
@@ -97,7 +99,7 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     # Rooms load when first used: importing torch takes seconds, and `lowland --help` needs none.
-    if name in ("data", "optim"):  # rooms that are public as they are
+    if name in ("data", "optim", "sweep", "training"):  # rooms that are public as they are
         return importlib.import_module(f"lowland.{name}")
     if name in _ROOM_OF:
         found = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)

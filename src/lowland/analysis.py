@@ -4,7 +4,7 @@ import hashlib
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from lowland import __version__
 from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
+from lowland.curvature.factors import Kind
 from lowland.curvature.layers import layer, layers
 from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
 from lowland.dual.basis import ALL_DIRECTIONS
@@ -25,6 +26,8 @@ from lowland.errors import InputError
 from lowland.measures import Measurements, measure
 from lowland.problem import Problem
 from lowland.results import FILES, Analysis
+
+OUTCOME = ("train_loss", "test_loss", "train_error", "test_error", "gap")  # always measured
 
 EQ9_LIMIT = 1e-10  # Eq. 9 is an identity: in float64 only rounding may remain
 RESIDUAL_LIMIT = 1e-10  # where each sample shows the layer one vector, and the dual is exact
@@ -45,6 +48,10 @@ def analyze(
     title: str | None = None,
     details: dict[str, Any] | None = None,
     gauge: Gauge = "given",
+    basis: Kind = "hessian",
+    n_sharp: int | None = None,
+    measures: Sequence[str] | None = None,
+    brief: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Analysis:
     """Measure a problem and explain its generalisation gap by the duality of its layers.
@@ -56,9 +63,14 @@ def analyze(
         out: a directory to save everything in (see :meth:`Analysis.save`).
         title: how the report calls it.
         details: more for the record: ``data`` and ``checkpoint`` as texts, the ``training`` and
-            its ``curve``, the ``seed``.
+            its ``curves``, the ``seed``.
         gauge: ``"balanced"`` decomposes in the gauge that rescaling hidden units cannot change,
             see :func:`lowland.duality`.
+        basis: the matrix whose eigenvectors are the directions, see :func:`lowland.duality`.
+        n_sharp: how many directions count as sharp; by default the paper's 10.
+        measures: which to compute beside the outcome; by default all.
+        brief: leave out what only a reader of the report wants: the other layers, widths and
+            leading-order terms.
         progress: called with the name of each stage as it begins.
     """
     began = time.perf_counter()
@@ -67,15 +79,17 @@ def analyze(
     if out is not None:
         check_writable(Path(out), FILES)
     details = dict(details or {})
-    training, curve, seed = (details.pop(key, None) for key in ("training", "curve", "seed"))
+    training, curves, seed = (details.pop(key, None) for key in ("training", "curves", "seed"))
     chosen = layer(problem, layer_name).name if layer_name is not None else _default_layer(problem)
     for split in ("train", "test"):
         problem.losses(split)  # an error if they are not finite, rather than one in every measure
 
     progress("measures")
-    measured = measure(problem, progress=progress)
+    names = None if measures is None else list(dict.fromkeys([*OUTCOME, *measures]))
+    measured = measure(problem, names, progress=progress)
     notes: list[str] = []
-    found, every = _decomposed(problem, chosen, layer_name is not None, gauge, notes, progress)
+    options = {"gauge": gauge, "basis": basis, "n_sharp": n_sharp, "progress": progress}
+    found, every = _decomposed(problem, chosen, layer_name is not None, brief, options, notes)
     chosen = found.layer if found else chosen
     if training is not None and not training["converged"]:
         notes.append("The training stopped at its epoch limit before reaching its goal.")
@@ -84,8 +98,7 @@ def analyze(
     if found is not None:
         arrays = {f"duality/{k}": v for k, v in found.arrays().items()}
         arrays |= {f"pairs/{k}": v for k, v in found.per_pair.items()}
-    if curve is not None:
-        arrays["training/loss"] = np.asarray(curve)
+    arrays |= {f"training/{name}": np.asarray(curve) for name, curve in (curves or {}).items()}
     results = {
         "format": 2,
         "lowland": __version__,
@@ -113,32 +126,28 @@ def _decomposed(
     problem: Problem,
     chosen: str | None,
     asked_for: bool,
-    gauge: Gauge,
+    brief: bool,
+    options: dict[str, Any],
     notes: list[str],
-    progress: Callable[[str], None],
 ) -> tuple[Decomposition | None, Decompositions | None]:
     """The chosen layer in full, and all layers in short; notes say what could not be done."""
     if chosen is None:
         notes.append("No dense layer to decompose the gap over.")
         return None, None
-    progress("pairs of test and training samples")
+    options["progress"]("pairs of test and training samples")
     try:
         pairs = _paired(problem, chosen, notes)
         every = None
-        if sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
-            every = duality(problem, pairs=pairs, gauge=gauge, progress=progress)
+        if not brief and sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
+            every = duality(problem, pairs=pairs, **options)
             if not asked_for:
                 chosen = _useful(every, chosen, notes)
         M = layer(problem, chosen).weight.numel()
-        details = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
+        small = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
+        details = small and not brief
+        widths = details and WIDTHS
         found = duality(
-            problem,
-            chosen,
-            pairs=pairs,
-            gauge=gauge,
-            leading_order=details,
-            widths=details and WIDTHS,
-            progress=progress,
+            problem, chosen, pairs=pairs, leading_order=details, widths=widths, **options
         )
     except InputError as error:
         if asked_for:
@@ -155,6 +164,8 @@ def _decomposed(
             f"{pairs.unpaired} test sample(s) have a label that no training sample has, and so no "
             "partner."
         )
+    if brief:
+        return found, None
     if every is None:
         notes.append(
             f"The model has more than {_LAYERS:,} weights, so its other layers were not "
@@ -233,8 +244,7 @@ def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[st
 
 
 def _outcome(measured: Measurements) -> dict[str, float | None]:
-    names = ("train_loss", "test_loss", "train_error", "test_error", "gap")
-    return {name: measured[name].value for name in names}
+    return {name: measured[name].value for name in OUTCOME}
 
 
 def _checks(found: Decomposition) -> list[dict[str, Any]]:

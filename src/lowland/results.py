@@ -1,6 +1,9 @@
 """The saved form of an analysis. Reading and showing it needs no torch."""
 
+import csv
+import io
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,11 @@ from lowland import report
 from lowland.atomic import replaced_directory, write_file
 from lowland.errors import InputError
 
-FILES = RESULTS, ARRAYS, WEIGHTS, REPORT = (
+FILES = RESULTS, ARRAYS, WEIGHTS, EPOCHS, REPORT = (
     "results.json",
     "arrays.npz",
     "weights.safetensors",
+    "epochs.csv",
     "report.html",
 )
 
@@ -40,15 +44,36 @@ class Analysis:
         write_file(Path(path), report.render(self.results, self.arrays))
         return Path(path)
 
+    def files(self) -> dict[str, bytes]:
+        """What is saved, by the names of the files; ``epochs.csv`` only after a training."""
+        arrays = io.BytesIO()
+        np.savez_compressed(arrays, **self.arrays)  # type: ignore[arg-type]
+        text = json.dumps(self.results, indent=1, allow_nan=False) + "\n"
+        files = {RESULTS: text.encode(), ARRAYS: arrays.getvalue(), WEIGHTS: self.weights}
+        curves = {
+            k.removeprefix("training/"): v for k, v in self.arrays.items() if "training/" in k
+        }
+        return {**files, EPOCHS: epochs_csv(curves)} if curves else files
+
     def save(self, directory: str | Path) -> Path:
         """Write results, arrays, weights and report as one directory, whole or not at all."""
         with replaced_directory(Path(directory), FILES) as beside:
-            text = json.dumps(self.results, indent=1, allow_nan=False)
-            (beside / RESULTS).write_text(text + "\n", encoding="utf-8")
-            np.savez_compressed(beside / ARRAYS, **self.arrays)  # type: ignore[arg-type]
-            (beside / WEIGHTS).write_bytes(self.weights)
+            for name, content in self.files().items():
+                (beside / name).write_bytes(content)
             self.to_html(beside / REPORT)
         return Path(directory)
+
+
+def epochs_csv(curves: Mapping[str, Iterable[float]]) -> bytes:
+    """Curves over the epochs as a table, with every digit."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["epoch", *curves])
+    table.writerows(
+        [i, *map(repr, map(float, row))]
+        for i, row in enumerate(zip(*curves.values(), strict=True), 1)
+    )
+    return text.getvalue().encode()
 
 
 def load(directory: str | Path) -> Analysis:
@@ -58,6 +83,8 @@ def load(directory: str | Path) -> Analysis:
         came = "is a file" if directory.exists() else "does not exist"
         raise InputError(f"{directory} {came}; expected a directory that `lowland analyze` wrote")
     if not (directory / RESULTS).is_file():
+        if (directory / "run.json").is_file():
+            raise InputError(f"{directory} is a run that failed, see its run.json; take another")
         raise InputError(
             f"{directory} holds no {RESULTS}; expected a directory that `lowland analyze` wrote"
         )

@@ -7,8 +7,8 @@ from types import FrameType
 from typing import NoReturn
 
 from lowland.cli import terminal
-from lowland.cli.usercode import blame, described
 from lowland.errors import InputError
+from lowland.usercode import blame, described
 
 
 def main() -> None:
@@ -39,7 +39,8 @@ def _run() -> None:
     # Late: an interrupt while this is imported is one, too.
     from cyclopts import CycloptsError
 
-    from lowland.cli.verbs import app
+    from lowland.cli import making, verbs  # noqa: F401  (they join the app)
+    from lowland.cli.app import app
 
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False)

@@ -14,6 +14,7 @@ from lowland.report.numbers import number
 if TYPE_CHECKING:
     from lowland.measures import Measure, Stress
     from lowland.measures.stressed import Move
+    from lowland.sweep import Summary
 
 
 def draw_results(console: Console, results: dict[str, Any], answer: str, path: Path) -> None:
@@ -40,13 +41,31 @@ def draw_results(console: Console, results: dict[str, Any], answer: str, path: P
     console.print(Text(f"report: {path}"), soft_wrap=True)
 
 
-def draw_comparison(console: Console, results: dict[str, Any], answer: str, path: Path) -> None:
+def draw_subjects(console: Console, comparisons: list[dict[str, Any]]) -> None:
+    """All solutions that are compared, in a table; the others are held against the first."""
+    subjects = [comparisons[0]["subjects"][0], *(one["subjects"][1] for one in comparisons)]
+    for n, side in enumerate(subjects, start=1):
+        console.print(Text(f"{n}: {side['title']}, layer '{side['layer']}'", style="bold"))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "test error", "gap", "sharp", "flat", "sharpness", "size"):
+        table.add_column(heading, justify="right")
+    for n, side in enumerate(subjects, start=1):
+        outcome = side["outcome"]["test_error"], side["outcome"]["gap"]
+        totals = side["total_g"] ** 0.5, side["total_w_data"] ** 0.5
+        shown = (*outcome, side["sharp"], side["flat"], *totals)
+        table.add_row(str(n), *("" if v is None else number(v, 3) for v in shown))
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def draw_comparison(console: Console, results: dict[str, Any]) -> None:
     """The answer, then the change of the gap and what each determinant made of it."""
     for which, side in zip(("first", "second"), results["subjects"], strict=True):
         console.print(
             Text(f"{which + ':':8}{side['title']}, layer '{side['layer']}'", style="bold")
         )
-    console.print(Text(answer))
+    console.print(Text(results["answer"]))
     console.print()
     table = Table(box=None, pad_edge=False)
     for heading in ("change of the paired gap", "", "95 % interval", "sharpest", "others"):
@@ -62,7 +81,7 @@ def draw_comparison(console: Console, results: dict[str, Any], answer: str, path
         )
     console.print(table)
     console.print()
-    console.print(Text(f"comparison: {path}"), soft_wrap=True)
+    console.print(Text(f"comparison: {results['report']}"), soft_wrap=True)
 
 
 def draw_stress(console: Console, title: str, found: "Stress") -> None:
@@ -116,3 +135,69 @@ def draw_measures(console: Console, known: "Iterable[Measure]") -> None:
         if measure.trains:
             about.append("runs only when it is named: it optimises or samples for long")
         console.print(Padding(Text("\n".join(about)), (0, 0, 0, 2)))
+
+
+def draw_sweep(console: Console, summary: "Summary", varied: list[str]) -> None:
+    """What was done, what went wrong, and where the numbers are."""
+    runs = len(summary.runs)
+    there = runs - summary.fresh
+    console.print(
+        Text(
+            f"{runs} runs in {summary.directory}: {summary.fresh} done now"
+            + (f", {there} were there" if there else ""),
+            style="bold",
+        )
+    )
+    for key, why in summary.damaged.items():
+        console.print(Text(f"run {key} was damaged ({why}), set aside and done again"))
+    if summary.unconverged:
+        console.print(Text(f"{summary.unconverged} did not reach their stop_loss: see `reason`"))
+    for key, why in list(summary.failed.items())[:10]:
+        console.print(Text(f"failed: {key}: {why}"))
+    if len(summary.failed) > 10:
+        console.print(Text(f"... and {len(summary.failed) - 10} more failed"))
+    _draw_means(console, summary, varied)
+    console.print()
+    for path in summary.files:
+        console.print(Text(f"table: {path}"), soft_wrap=True)
+
+
+def _draw_means(console: Console, summary: "Summary", varied: list[str]) -> None:
+    """The outcome for each setting, over its seeds."""
+    from lowland.sweep import Store
+
+    table = Store(summary.directory).table()
+    table = table[table["key"].isin(summary.runs) & (table["status"] == "done")]
+    keys = [name for name in varied if name not in ("seed", "data_seed")][:3]
+    shown = [name for name in ("test_error", "gap", "sharp", "flat") if name in table]
+    if not len(table) or not keys:
+        return
+    grouped = table.groupby(keys, dropna=False)
+    drawn = Table(box=None, pad_edge=False)
+    for heading in (*keys, "runs", *shown):
+        drawn.add_column(heading, justify="right")
+    for value, rows in list(grouped)[:20]:
+        drawn.add_row(
+            *map(str, value),
+            str(len(rows)),
+            *(number(rows[name].astype(float).mean(), 3) for name in shown),
+        )
+    console.print()
+    console.print(drawn)
+    if len(grouped) > 20:
+        console.print(Text(f"... and {len(grouped) - 20} more settings"))
+
+
+def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]]) -> None:
+    """A line for each sweep on a directory, and one for each stack that trains now."""
+    console.print(Text(f"{len(sweeps)} sweep(s) on {directory}", style="bold"))
+    for one in sweeps:
+        parts = [f"{one['done']} done"]
+        parts += [
+            f"{one[name]} {name}" for name in ("failed", "unconverged", "missing") if one[name]
+        ]
+        console.print(Text(f"{one['sweep']}: {one['runs']} runs: {', '.join(parts)}"))
+        for now in one["training"]:
+            console.print(
+                Text(f"  training: epoch {now['epoch']}, loss {now['loss']:.2e}, {now['part']:.0%}")
+            )

@@ -1,31 +1,21 @@
 """The verbs. What a verb computes with is imported inside it, so that --help is instant."""
 
-import os
+import functools
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from lowland import __version__
+from lowland.cli.app import Json, Quiet, app, home
 from lowland.cli.terminal import Results, Say, fate_of, progress
-from lowland.cli.usercode import called, imported
 from lowland.errors import InputError
+from lowland.usercode import called, imported
 
 if TYPE_CHECKING:
     from lowland.problem import Problem
 
-app = App(
-    name="lowland",
-    version=__version__,
-    help="Measure, explain and picture flat minima of neural networks.",
-    help_on_error=False,
-    suppress_keyboard_interrupt=False,  # it would end without a word
-)
-
-Json = Annotated[bool, Parameter("--json", negative="", help="One JSON document on stdout.")]
-Quiet = Annotated[bool, Parameter("--quiet", negative="", help="No progress on stderr.")]
 LOSS = "cross_entropy"
 
 
@@ -80,7 +70,7 @@ def analyze(
     from lowland.atomic import check_writable
     from lowland.results import FILES, REPORT
 
-    out = _home(out)
+    out = home(out)
     check_writable(out, FILES)
     with Results() as results, fate_of(out, "the result"):
         with progress(quiet) as say:
@@ -104,7 +94,7 @@ def compare(
     first: Path,
     second: Path,
     /,
-    *,
+    *others: Path,
     out: Path = Path("lowland-comparison.html"),
     seed: int = 0,
     as_json: Json = False,
@@ -115,33 +105,45 @@ def compare(
     Parameters
     ----------
     first
-        What `lowland analyze --out` wrote.
+        What `lowland analyze` or `lowland train` wrote, or a run of a sweep: DIR/runs/KEY.
     second
         The same for the other solution, on the same data.
+    others
+        More of them, each compared with the first.
     out
-        The comparison as a page; an earlier file is replaced.
+        The comparison as a page; an earlier file is replaced. With others: a page for each, the
+        number of the solution before the ending.
     seed
         Of the bootstrap that the intervals come from.
     """
-    out = _home(out)
+    out = home(out)
     with Results() as results:
         with progress(quiet) as say:
-            say("reading both analyses")
+            say("reading the analyses")
             from lowland.comparison import compare as run
             from lowland.results import load
 
-            sides = [load(_home(path)) for path in (first, second)]
+            start, *rest = [load(home(path)) for path in (first, second, *others)]
             say("comparing: 1,000 resamples of the pairs")
             command = shlex.join(["lowland", *sys.argv[1:]])
-            found = run(*sides, seed=seed, command=command)
-        with fate_of(out, "the comparison"):
-            found.to_html(out)
-            if as_json:
-                results.json({**found.results, "answer": found.answer, "report": str(out)})
-            else:
-                from lowland.cli.summary import draw_comparison
+            found = [run(start, other, seed=seed, command=command) for other in rest]
+        pages = [out, *(out.with_stem(f"{out.stem}-{n}") for n in range(3, len(found) + 2))]
+        for one, page in zip(found, pages, strict=True):
+            with fate_of(page, "the comparison"):
+                one.to_html(page)
+        documents = [
+            {**one.results, "answer": one.answer, "report": str(page)}
+            for one, page in zip(found, pages, strict=True)
+        ]
+        if as_json:
+            results.json({"comparisons": documents} if others else documents[0])
+        else:
+            from lowland.cli.summary import draw_comparison, draw_subjects
 
-                results.text(lambda c: draw_comparison(c, found.results, found.answer, out))
+            if others:
+                results.text(lambda c: draw_subjects(c, documents))
+            for document in documents:
+                results.text(functools.partial(draw_comparison, results=document))
 
 
 @app.command
@@ -226,7 +228,7 @@ def report(directory: Path, /, *, as_json: Json = False, quiet: Quiet = False) -
     directory
         What `lowland analyze --out` wrote.
     """
-    directory = _home(directory)
+    directory = home(directory)
     with Results() as results:
         with progress(quiet) as say:
             say("report")
@@ -294,7 +296,7 @@ def _embedded_default(
     details = {
         "data": data.description,
         "training": trained.to_dict(),
-        "curve": trained.losses,
+        "curves": trained.curves(),
         "seed": seed,
     }
     facts = {"learning_rate": settings.learning_rate, "batch_size": settings.batch_size}
@@ -325,7 +327,7 @@ def _users_own(
             f"--model {model} must return a torch.nn.Module; it returned {type(network).__name__}"
         )
     if checkpoint is not None:
-        load_weights(network, _home(checkpoint))
+        load_weights(network, home(checkpoint))
     say("reading the data")
     if ":" in data:
         pair = called(data, "--data")
@@ -354,8 +356,3 @@ def _loss(name: str) -> Any:
         return name
     found = imported(name, "--loss")
     return called(name, "--loss") if isinstance(found, type) else found  # torch.nn:MSELoss
-
-
-def _home(path: Path) -> Path:
-    """The path with a ``~`` that the shell left, as in ``--out=~/result``."""
-    return Path(os.path.expanduser(path))

@@ -4,33 +4,42 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lowland.errors import InputError
-from lowland.optim.around import Around, Closure
+from lowland.optim.around import Closure
+from lowland.optim.excursion import Exploring
 
 
-class EntropySGD(Around):
-    """Chaudhari et al., ICLR 2017: the gradient of the local entropy, by Langevin dynamics.
+class EntropySGD(Exploring):
+    """Chaudhari et al., ICLR 2017, Algorithm 1: the local entropy's gradient by Langevin dynamics.
 
     From the weights w, ``langevin`` inner steps wander by
 
         w' <- w' - inner_lr (grad L(w') + gamma (w' - w)) + noise sqrt(inner_lr) N(0, I)
 
-    while their running mean mu is kept; the base optimiser then steps with ``gamma (w - mu)``.
-    Scoping raises gamma by the factor ``1 + scoping`` at every step, which narrows the valley that
-    is looked for. The closure is called once for each inner step: let it draw a new batch.
+    while their running mean mu is kept; the base optimiser then steps with ``gamma (w - mu)``, so
+    that plain SGD with ``lr = 1 / gamma`` goes to mu. Scoping raises gamma by the factor
+    ``1 + scoping`` at every step of the base, which narrows the valley that is looked for.
+
+    Give ``step`` a closure, which is called for each inner step: let it draw a new batch. Or call
+    ``step`` without one after every backward pass, as with any optimiser: each call is an inner
+    step, and the last of ``langevin`` also takes the base's step. What is clipped, and unscaled by
+    a ``GradScaler``, is grad L(w'); one that overflows only costs its inner step. Between inner
+    steps the model has the weights w'; ``restore`` gives up the inner loop and goes back to w.
 
     Args:
-        params: parameters or groups.
+        params: parameters or groups; all but ``langevin`` can be a group's own.
         base: a class of ``torch.optim``.
         langevin: inner steps.
         inner_lr: their step size.
         gamma: how strongly they are held near w.
         scoping: how much gamma grows at each step.
         noise: the temperature's root.
-        memory: the share of the past in the running mean.
+        memory: the share of the past in the running mean; 0.75 as in the code of the authors.
         seed: of the noise.
         options: those of the base.
     """
@@ -53,57 +62,73 @@ class EntropySGD(Around):
             raise InputError(f"langevin must be at least 1; got {langevin}")
         if not 0 <= memory < 1:
             raise InputError(f"memory must be at least 0 and below 1; got {memory}")
-        own = {"inner_lr": inner_lr, "gamma": gamma, "scoping": scoping, "noise": noise}
+        if seed < 0:
+            raise InputError(f"seed must not be negative; got {seed}")
+        own = {
+            "inner_lr": inner_lr,
+            "gamma": gamma,
+            "scoping": scoping,
+            "noise": noise,
+            "memory": memory,
+            "seed": seed,
+            "inner_steps": 0,  # with the seed they give the noise: a saved state has all of it
+        }
         super().__init__(params, base, own, options)
-        self.langevin, self.memory = langevin, memory
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._seed = seed
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
+        self.langevin = langevin
 
     def step(self, closure: Closure | None = None) -> Any:
-        """The inner steps, then one of the base; returns the loss at the weights w."""
-        if closure is None:
-            raise InputError("Entropy-SGD needs a closure: it computes gradients at many points")
-        start = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
-        mean = {p: before.clone() for p, before in start}
-        before = dict(start)
-        first = None
+        """With a closure, the inner steps that are missing, then the base's; without, one of them.
+
+        Returns the first loss of the closure, which is that at the weights w.
+        """
+        losses = []
         try:
-            for number in range(self.langevin):
-                with torch.enable_grad():
-                    loss = closure()
-                first = loss if number == 0 else first
-                self._wander(before, mean)
+            if closure is None and self._excursion.steps < self.langevin:
+                self.inner_step()
+            while closure is not None and self._excursion.steps < self.langevin:
+                losses.append(self._call(closure))
+                self.inner_step()
         except BaseException:
-            self._put_back(start)
+            self.restore()
             raise
-        self._put_back(start)
-        with torch.no_grad():
-            for group in self.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None:
-                        p.grad = group["gamma"] * (p - mean[p])
+        if self._excursion.steps == self.langevin:
+            self._outer_step()
+        return losses[0] if losses else None
+
+    @torch.no_grad()
+    def inner_step(self) -> None:
+        """Wander by one step, with the gradients at hand, which are cleared."""
+        if self._excursion.steps == self.langevin:
+            raise InputError(f"all {self.langevin} inner steps are taken: call step, or restore")
+        for number, group in enumerate(self.param_groups):
+            words = np.random.SeedSequence((group["seed"], number, group["inner_steps"]))
+            seed = int(words.generate_state(1, np.uint64)[0])
+            devices = {p.device for p in group["params"]}
+            generators = {d: torch.Generator(d).manual_seed(seed) for d in devices}
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._wander(p, group, generators[p.device])
+            group["inner_steps"] += 1
+        self._excursion.advance()
+        self.zero_grad()
+
+    def _wander(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> None:
+        start, means = self._excursion.start_of(p), self._excursion.means
+        draw = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+        shake = group["noise"] * math.sqrt(group["inner_lr"]) * draw
+        p.add_(shake - group["inner_lr"] * (p.grad + group["gamma"] * (p - start)))
+        if p not in means:
+            means[p] = start.clone()
+        means[p].mul_(group["memory"]).add_(p, alpha=1 - group["memory"])
+
+    @torch.no_grad()
+    def _outer_step(self) -> None:
+        means = dict(self._excursion.means)
+        self.restore()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in means:
+                    p.grad = group["gamma"] * (p - means[p])
         self.base.step()
         for group in self.param_groups:
             group["gamma"] *= 1 + group["scoping"]
-        return first
-
-    @torch.no_grad()
-    def _wander(self, start: dict[Any, torch.Tensor], mean: dict[Any, torch.Tensor]) -> None:
-        for p, g, group in self._with_gradients():
-            pull = g + group["gamma"] * (p - start[p])
-            draw = torch.randn(
-                p.shape, generator=self._generator(p.device), dtype=p.dtype, device=p.device
-            )
-            shake = group["noise"] * math.sqrt(group["inner_lr"]) * draw
-            p.add_(shake - group["inner_lr"] * pull)
-            mean[p].mul_(self.memory).add_(p, alpha=1 - self.memory)
-
-    @torch.no_grad()
-    def _put_back(self, start: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        for p, before in start:
-            p.copy_(before)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lowland.errors import InputError
@@ -16,39 +16,60 @@ class ReplicatedSGD(Around):
 
     Every step adds ``gamma (w_a - mean)`` to the gradient of replica a; ``scoping`` raises gamma by
     the factor ``1 + scoping``, until the replicas agree. Compute the sum of the replicas' losses,
-    each on a batch of its own if you like, and take ``mean_weights`` at the end.
+    each on a batch of its own if you like, and take ``mean_weights`` at the end. Clipping and a
+    ``GradScaler`` see the gradients of the losses only, before the attraction.
 
     Args:
-        replicas: the parameters of each, in one order: ``[m.parameters() for m in models]``.
+        replicas: the parameters of each, in one order: ``[m.parameters() for m in models]``; or the
+            groups of each, alike but for the parameters.
         base: a class of ``torch.optim``.
-        gamma: the strength of the attraction.
-        scoping: how much it grows at each step.
+        gamma: the strength of the attraction; a group may have its own.
+        scoping: how much it grows at each step; a group may have its own.
         options: those of the base.
     """
 
     def __init__(
         self,
-        replicas: Sequence[Iterable[nn.Parameter]],
+        replicas: Sequence[Iterable[Tensor] | Iterable[dict[str, Any]]],
         base: type[Optimizer] = SGD,
         *,
         gamma: float = 0.01,
         scoping: float = 1e-3,
         **options: Any,
     ) -> None:
-        lists = [list(one) for one in replicas]
-        if len(lists) < 2:
-            raise InputError(f"replicas must be at least two; got {len(lists)}")
-        shapes = [[p.shape for p in one] for one in lists]
-        if any(shape != shapes[0] for shape in shapes):
-            raise InputError("replicas must have the same parameters in the same order")
-        super().__init__(
-            [p for one in lists for p in one], base, {"gamma": gamma, "scoping": scoping}, options
-        )
-        self.replicas = lists
+        groups = [_groups(one) for one in replicas]
+        self.count = len(groups)
+        if self.count < 2:
+            raise InputError(f"replicas must be at least two; got {self.count}")
+        numbers = [len(one) for one in groups]
+        if len(set(numbers)) > 1:
+            raise InputError(f"replicas must have the same number of groups; got {numbers}")
+        together = [_together(same) for same in zip(*groups, strict=True)]
+        super().__init__(together, base, {"gamma": gamma, "scoping": scoping}, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the parameters of all replicas, one replica after the other."""
+        params = list(param_group["params"])
+        shapes = [[tuple(p.shape) for p in one] for one in self._split(params)]
+        if len(params) % self.count or any(one != shapes[0] for one in shapes):
+            raise InputError(
+                f"replicas must have the same parameters in the same order; got shapes {shapes}"
+            )
+        super().add_param_group({**param_group, "params": params})
+
+    def _split(self, params: list[Tensor]) -> list[list[Tensor]]:
+        size = len(params) // self.count
+        return [params[a * size : (a + 1) * size] for a in range(self.count)]
+
+    @property
+    def replicas(self) -> list[list[Tensor]]:
+        """The parameters of each, group after group."""
+        parts = [self._split(group["params"]) for group in self.param_groups]
+        return [[p for part in one for p in part] for one in zip(*parts, strict=True)]
 
     @torch.no_grad()
     def mean_weights(self) -> list[Tensor]:
-        """The centre of the replicas, parameter by parameter."""
+        """The centre of the replicas, parameter by parameter, in the order of ``replicas``."""
         return [torch.stack(same).mean(0) for same in zip(*self.replicas, strict=True)]
 
     def step(self, closure: Closure | None = None) -> Any:
@@ -57,14 +78,35 @@ class ReplicatedSGD(Around):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            (group,) = self.param_groups
-            for same, centre in zip(
-                zip(*self.replicas, strict=True), self.mean_weights(), strict=True
-            ):
+        self._attract()
+        self.base.step()
+        for group in self.param_groups:
+            group["gamma"] *= 1 + group["scoping"]
+        return loss
+
+    @torch.no_grad()
+    def _attract(self) -> None:
+        for group in self.param_groups:
+            for same in zip(*self._split(group["params"]), strict=True):
+                centre = torch.stack(same).mean(0)
                 for p in same:
                     if p.grad is not None:
                         p.grad.add_(p - centre, alpha=group["gamma"])
-        self.base.step()
-        group["gamma"] *= 1 + group["scoping"]
-        return loss
+
+
+def _groups(replica: Iterable[Any]) -> list[dict[str, Any]]:
+    """The groups of a replica, which may be one list of parameters."""
+    parts = list(replica)
+    groups = parts if parts and isinstance(parts[0], dict) else [{"params": parts}]
+    return [{**group, "params": list(group["params"])} for group in groups]
+
+
+def _together(same: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """The groups of all replicas that belong together, as one."""
+    options = [{k: v for k, v in group.items() if k != "params"} for group in same]
+    for other in options[1:]:
+        if other != options[0]:
+            raise InputError(
+                f"groups of replicas must have the same options; got {options[0]} and {other}"
+            )
+    return {**options[0], "params": [p for group in same for p in group["params"]]}

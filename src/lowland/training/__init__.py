@@ -1,6 +1,8 @@
-"""Making minima: networks and how they are trained."""
+"""Making minima: networks, and how they are trained, one or many at a time."""
 
-from lowland.training.networks import mlp
-from lowland.training.sgd import Training, TrainingSettings, train
+from lowland.training.loop import train
+from lowland.training.many import Progress, train_many
+from lowland.training.networks import lenet, mlp
+from lowland.training.settings import Training, TrainingSettings
 
-__all__ = ["Training", "TrainingSettings", "mlp", "train"]
+__all__ = ["Progress", "Training", "TrainingSettings", "lenet", "mlp", "train", "train_many"]

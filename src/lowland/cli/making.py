@@ -1,0 +1,209 @@
+"""The verbs that make minima: one network, or a sweep of them."""
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from lowland.cli.app import Json, Quiet, app, home
+from lowland.cli.terminal import Results, fate_of, progress
+from lowland.errors import InputError
+from lowland.report.numbers import number
+from lowland.sweep.configuration import SETTINGS, Configuration
+
+
+def train(
+    *,
+    out: Path = Path("lowland-report"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+    **settings: Any,
+) -> None:
+    """Train a network, and explain the minimum that it found.
+
+    Parameters
+    ----------
+    out
+        Output directory: weights, curves over the epochs, results and report. An earlier result
+        in it is replaced.
+    """
+    run = Configuration.of(settings)
+    from lowland.atomic import check_writable
+    from lowland.results import FILES, REPORT
+
+    out = home(out)
+    check_writable(out, FILES)
+    with Results() as results, fate_of(out, "the result"):
+        with progress(quiet) as say:
+            say("loading torch")
+            from lowland.analysis import analyze
+            from lowland.sweep.runs import record, subject, title
+            from lowland.training import train_many
+
+            its = subject(run)
+            (trained,) = train_many(
+                [its.model],
+                its.train,
+                [its.settings],
+                lambda now: say(
+                    f"training: epoch {now.epoch}, loss {now.losses[0]:.2e} (until "
+                    f"{run.stop_loss:.0e}), about {_time(now.seconds_left)} left"
+                ),
+                loss=its.loss,
+            )
+            if trained.failure is not None:
+                raise InputError(trained.failure)
+            found = analyze(
+                its.problem(),
+                run.layers[0] if run.layers else None,
+                out=out,
+                title=title(run),
+                details=record(its, trained),
+                basis=run.basis,  # type: ignore[arg-type]
+                n_sharp=run.n_sharp,
+                measures=run.measures or None,
+                progress=say,
+            )
+        if as_json:
+            results.json({**found.results, "answer": found.answer, "out": str(out)})
+        else:
+            from lowland.cli.summary import draw_results
+
+            results.text(lambda c: draw_results(c, found.results, found.answer, out / REPORT))
+
+
+def _with_settings() -> inspect.Signature:
+    """The options of ``train`` are the keys of a grid, described in one place."""
+    names = ("data", "network", "training", "analysis")
+    groups = {name: Group(name.capitalize(), sort_key=i) for i, name in enumerate(names)}
+    plain = inspect.signature(train)
+    own = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            setting.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=setting.default,
+            annotation=Annotated[
+                setting.type,
+                Parameter(
+                    help=f"{setting.meaning[0].upper()}{setting.meaning[1:]} ({setting.expected}).",
+                    group=groups[setting.group],
+                    negative="" if setting.kind is tuple else None,
+                ),
+            ],
+        )
+        for setting in SETTINGS.values()
+    ]
+    return plain.replace(parameters=[*options, *own])
+
+
+train.__signature__ = _with_settings()  # type: ignore[attr-defined]
+app.command(train)
+
+
+@app.command
+def sweep(
+    grid: Path | None = None,
+    /,
+    *,
+    out: Path | None = None,
+    executor: str = "processes",
+    workers: int | None = None,
+    retry: Annotated[bool, Parameter(negative="")] = False,
+    status: Path | None = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train and analyse every run of a grid; started again, it does only what is missing.
+
+    Parameters
+    ----------
+    grid
+        The grid as a TOML file: the options of `lowland train` as keys, lists where they vary.
+    out
+        The directory that keeps the runs. Several sweeps may work on it at once.
+    executor
+        serial, processes, dask (a local cluster), or tcp://host:port of a Dask scheduler.
+    workers
+        How many processes; by default one for each core.
+    retry
+        Do runs again that failed.
+    status
+        Only tell how far the sweeps on this directory are.
+    """
+    if status is not None:
+        if grid is not None or out is not None:
+            raise InputError("--status takes a directory and nothing else")
+        _tell_status(home(status), as_json)
+        return
+    if grid is None or out is None:
+        raise InputError(
+            "expected a grid and where to keep the runs: lowland sweep grid.toml --out DIR"
+        )
+    from lowland.sweep.grid import Grid
+
+    runs = Grid.read(home(grid))
+    out = home(out)
+    with Results() as results:
+        done = 0
+        with progress(quiet) as say:
+            say(f"{len(runs)} runs over {', '.join(runs.varied) or 'nothing'}; loading torch")
+            from lowland.sweep import Progress, run
+
+            def tell(now: Progress) -> None:
+                nonlocal done
+                done = now.done
+                say(_told(now))
+
+            try:
+                summary = run(
+                    runs, out, executor=executor, workers=workers, retry=retry, progress=tell
+                )
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{done} of {len(runs)} runs are whole in {out}; the same command goes on"
+                ) from None
+        if as_json:
+            results.json(
+                {
+                    "out": str(out),
+                    "runs": summary.runs,
+                    "fresh": summary.fresh,
+                    "failed": summary.failed,
+                    "unconverged": summary.unconverged,
+                    "damaged": summary.damaged,
+                    "files": [str(path) for path in summary.files],
+                    "seconds": summary.seconds,
+                }
+            )
+        else:
+            from lowland.cli.summary import draw_sweep
+
+            results.text(lambda console: draw_sweep(console, summary, runs.varied))
+
+
+def _told(now: Any) -> str:
+    loss = f", loss {now.loss:.2e}" if now.loss is not None else ""
+    left = f", about {_time(now.seconds_left)} left" if now.seconds_left is not None else ""
+    return f"{now.done} of {now.total} runs done: {now.running} under way{loss}{left}"
+
+
+def _time(seconds: float) -> str:
+    """A time as one would say it: 40 s, 3 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{number(seconds / 3600, 2)} h"
+
+
+def _tell_status(directory: Path, as_json: bool) -> None:
+    from lowland.sweep import status
+
+    with Results() as results:
+        found = status(directory)
+        if as_json:
+            results.json(found)
+        else:
+            from lowland.cli.summary import draw_status
+
+            results.text(lambda console: draw_status(console, directory, found))

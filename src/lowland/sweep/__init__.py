@@ -1,0 +1,13 @@
+"""Many runs: a grid of settings, executors that do them, and a store that survives anything.
+
+>>> from lowland.sweep import Grid
+>>> Grid(learning_rate=[0.05, 0.1], seed=range(10))
+Grid(20 runs over learning_rate, seed)
+"""
+
+from lowland.sweep.conduct import Progress, Summary, run, status
+from lowland.sweep.configuration import Configuration
+from lowland.sweep.grid import Grid
+from lowland.sweep.store import Store
+
+__all__ = ["Configuration", "Grid", "Progress", "Store", "Summary", "run", "status"]

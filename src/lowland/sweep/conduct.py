@@ -1,0 +1,301 @@
+"""A sweep from start to end: what is missing is claimed, done somewhere, and stored here.
+
+Workers compute and this process stores, so that a worker needs no disk of ours, and a worker that
+dies leaves nothing behind.
+"""
+
+import contextlib
+import functools
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowland.errors import InputError
+from lowland.sweep.configuration import Configuration
+from lowland.sweep.executors import Serial, WorkerDied, opened
+from lowland.sweep.plan import document, key, stacks_of, training_key
+from lowland.sweep.store import Claim, Store
+
+if TYPE_CHECKING:
+    from lowland.sweep.runs import Kept
+
+# Seconds between two looks at what workers tell, and at what another sweep may have let go.
+_LOOK = 1.0
+_WEIGHTS = ("weights.safetensors", "epochs.csv")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a sweep is."""
+
+    done: int
+    total: int
+    running: int
+    loss: float | None  # the median of what is trained now
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a sweep."""
+
+    directory: Path
+    runs: list[str]  # the keys of all its runs
+    fresh: int  # done now; the others were there
+    failed: dict[str, str]  # the reasons
+    unconverged: int
+    damaged: dict[str, str]  # runs that were not as they had been written, and were done again
+    files: list[Path]
+    seconds: float
+
+
+def run(
+    grid: Iterable[Configuration],
+    out: str | Path,
+    *,
+    executor: str = "processes",
+    workers: int | None = None,
+    retry: bool = False,
+    progress: Callable[[Progress], None] = lambda now: None,
+) -> Summary:
+    """Do every run of a grid that is not yet in the directory ``out``.
+
+    Args:
+        grid: the runs.
+        out: the directory; started again on it, a sweep does only what is missing. Several sweeps
+            may work on one directory at once.
+        executor: serial, processes, dask, or the address of a Dask scheduler, tcp://host:port.
+        workers: how many processes, by default one for each core.
+        retry: do runs again that failed.
+        progress: called now and then.
+    """
+    began = time.perf_counter()
+    runs = {key(one): one for one in grid}
+    if not runs:
+        raise InputError("the grid has no runs")
+    store = Store(out, create=True)
+    survey = store.survey()
+    damaged = {name: why for name, why in survey.damaged.items() if name in runs}
+    for name in damaged:
+        store.set_aside(name)
+    if retry:
+        for row in store.rows():
+            if row["key"] in runs and row["status"] == "failed":
+                store.set_aside(row["key"])
+                survey.whole.discard(row["key"])
+    missing = set(runs.keys() - survey.whole)
+    if missing:
+        _check([runs[name] for name in runs if name in missing])
+    stacks = [_Stack(store, runs_of) for runs_of in stacks_of(store, runs.values())]
+    todo = [stack for stack in stacks if missing & stack.keys.keys()]
+    conductor = _Conductor(store, todo, len(runs), missing, progress)
+    if todo:
+        conductor.conduct(executor, workers)
+    rows = {row["key"]: row for row in store.rows() if row["key"] in runs}
+    return Summary(
+        directory=store.directory,
+        runs=list(runs),
+        fresh=conductor.fresh,
+        failed={name: row["reason"] for name, row in rows.items() if row["status"] == "failed"},
+        unconverged=sum(row.get("converged") is False for row in rows.values()),
+        damaged=damaged,
+        files=store.export(),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _check(runs: Iterable[Configuration]) -> None:
+    """Build what the runs name, each kind once: mistakes are told before anything is trained."""
+    from lowland.measures import registered
+    from lowland.sweep.runs import subject
+
+    names = ("data", "per_class", "test_per_class", "network", "batch_size", "loss")
+    kinds = {tuple(getattr(one, name) for name in names): one for one in runs}
+    known = registered()
+    for one in kinds.values():
+        subject(one)
+    for one in runs:
+        for name in one.measures:
+            if name not in known:
+                raise InputError(
+                    f"there is no measure {name!r}; `lowland measures` lists those there are"
+                )
+
+
+class _Stack:
+    """Runs that are done together, and where they stand."""
+
+    def __init__(self, store: Store, runs: list[Configuration]) -> None:
+        self.store = store
+        self.keys = {key(one): one for one in runs}
+        self.claims: list[Claim] = []
+        self.wanted: list[str] = []
+        self.pulse = store.directory / "claims" / f"{next(iter(self.keys))}.json"
+
+    def missing(self) -> list[str]:
+        return [name for name in self.keys if not self.store.whole(name)]
+
+    def claim(self) -> bool:
+        """Take all that is missing, or nothing if another sweep has a part of it."""
+        for name in self.missing():
+            claim = self.store.claim(name)
+            if claim is None:
+                self.release()
+                return False
+            self.claims.append(claim)
+        self.wanted = self.missing()  # what became whole meanwhile is not done again
+        return True
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self.pulse.unlink()
+        while self.claims:
+            self.claims.pop().release()
+
+    def told(self) -> dict[str, Any]:
+        """What the worker last said."""
+        try:
+            return json.loads(self.pulse.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def alone(self) -> list["_Stack"]:
+        """The wanted runs, each as a stack of its own."""
+        return [_Stack(self.store, [self.keys[name]]) for name in self.wanted]
+
+
+@dataclass
+class _Conductor:
+    """Hands out what is missing, and takes in what is done."""
+
+    store: Store
+    stacks: list[_Stack]
+    total: int
+    left: set[str]  # the keys of runs that are not in the store yet
+    tell: Callable[[Progress], None]
+    fresh: int = 0
+    running: "dict[Future[list[Kept]], _Stack]" = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.began, self.missing = time.perf_counter(), len(self.left)
+
+    def conduct(self, executor: str, workers: int | None) -> None:
+        """Until nothing is left, here or with another sweep."""
+        todo = deque(self.stacks)
+        try:
+            with opened(executor, workers) as pool:
+                while todo or self.running:
+                    self._hand_out(pool, todo)
+                    if not self.running and todo:  # another sweep has the rest
+                        time.sleep(_LOOK)
+                    for future in wait(self.running, _LOOK, FIRST_COMPLETED).done:
+                        self._take_in(future, todo)
+                    self._report(self.running.values())
+        finally:
+            for stack in self.running.values():
+                stack.release()
+
+    def _hand_out(self, pool: Executor, todo: deque[_Stack]) -> None:
+        from lowland.sweep.runs import Pulse, perform
+
+        serial = isinstance(pool, Serial)  # works in this very thread, with all its cores
+        for _ in range(len(todo)):
+            if len(self.running) >= (1 if serial else pool.at_once):  # type: ignore[attr-defined]
+                return
+            stack = todo.popleft()
+            if not stack.claim():
+                todo.append(stack)
+                continue
+            self.left -= stack.keys.keys() - set(stack.wanted)
+            if not stack.wanted:
+                stack.release()
+                continue
+            names = list(stack.keys)
+            report = functools.partial(self._report, [stack])
+            try:
+                future = pool.submit(
+                    perform,
+                    [one.to_dict() for one in stack.keys.values()],
+                    [names.index(name) for name in stack.wanted],
+                    self._known(stack),
+                    Pulse(stack.pulse.absolute(), report if serial else None),
+                    None if serial else 1,
+                )
+            except BaseException:
+                stack.release()
+                raise
+            self.running[future] = stack
+
+    def _known(self, stack: _Stack) -> dict[str, dict[str, bytes]]:
+        """Weights and epochs of networks that the stack wants and the store has."""
+        wanted = {training_key(stack.keys[name]) for name in stack.wanted}
+        found = {}
+        for row in self.store.rows():
+            if row.get("training") in wanted and row["status"] == "done":
+                folder = self.store.path(row["key"])
+                with contextlib.suppress(OSError):
+                    found[row["training"]] = {n: (folder / n).read_bytes() for n in _WEIGHTS}
+        return found
+
+    def _take_in(self, future: "Future[list[Kept]]", todo: deque[_Stack]) -> None:
+        stack = self.running.pop(future)
+        try:
+            try:
+                kept = [(one.run, one.files) for one in future.result()]
+            except WorkerDied as error:
+                if len(stack.wanted) > 1:  # find out which of them it was
+                    todo.extend(stack.alone())
+                    return
+                lost = {name: stack.keys[name] for name in stack.wanted}
+                kept = [(document(one, str(error)), {}) for one in lost.values()]
+            for run, files in kept:
+                self.fresh += self.store.write(run["key"], run, files)
+                self.left.discard(run["key"])
+        finally:
+            stack.release()
+
+    def _report(self, running: Collection[_Stack]) -> None:
+        told = [(stack, stack.told()) for stack in running]
+        losses = [said["loss"] for _, said in told if said]
+        done = self.missing - len(self.left)
+        part = done + sum(len(s.wanted) * said.get("part", 0) for s, said in told)
+        elapsed = time.perf_counter() - self.began
+        self.tell(
+            Progress(
+                done=self.total - len(self.left),
+                total=self.total,
+                running=sum(len(stack.wanted) for stack in running),
+                loss=statistics.median(losses) if losses else None,
+                seconds_left=elapsed * (self.missing / part - 1) if part else None,
+            )
+        )
+
+
+def status(directory: str | Path) -> list[dict[str, Any]]:
+    """How far each sweep on a directory is; nothing is changed, and nothing computed."""
+    store = Store(directory)
+    states = {row["key"]: row for row in store.rows()}
+    found = []
+    for name, plan in store.plans().items():
+        stacks = [_Stack(store, [Configuration.of(one) for one in s]) for s in plan["stacks"]]
+        keys = [k for stack in stacks for k in stack.keys]
+        rows = [states[k] for k in keys if k in states]
+        told = [said for stack in stacks if (said := stack.told())]
+        found.append(
+            {
+                "sweep": name,
+                "runs": len(keys),
+                "done": sum(row["status"] == "done" for row in rows),
+                "failed": sum(row["status"] == "failed" for row in rows),
+                "unconverged": sum(row.get("converged") is False for row in rows),
+                "missing": len(keys) - len(rows),
+                "training": [{k: said[k] for k in ("epoch", "loss", "part")} for said in told],
+            }
+        )
+    return found

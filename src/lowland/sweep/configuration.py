@@ -1,0 +1,321 @@
+"""What a run of a sweep is: every setting that decides it. No torch: mistakes are told at once."""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Self, get_args, get_origin
+
+from lowland.errors import InputError
+
+_SIZES = re.compile("[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})+")
+
+# What others call our keys, where the spelling alone would not lead there.
+_ALIASES = {
+    "alpha": "learning_rate",
+    "architecture": "network",
+    "bs": "batch_size",
+    "dataset": "data",
+    "epochs": "max_epochs",
+    "eta": "learning_rate",
+    "l2": "decay",
+    "lr": "learning_rate",
+    "beta": "decay",
+    "model": "network",
+    "noise": "label_noise",
+    "opt": "optimizer",
+    "rho": "radius",
+    "scale": "init_scale",
+    "step_size": "learning_rate",
+    "threshold": "stop_loss",
+    "tolerance": "stop_loss",
+    "weight_decay": "decay",
+}
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values a key takes: in words, as a test, and those that have names."""
+
+    words: str = ""
+    fit: Callable[[Any], bool] = lambda value: True
+    names: tuple[str, ...] = ()
+
+
+def _one_of(*names: str, other: str = "", form: Callable[[str], bool] = lambda v: False) -> Values:
+    words = f"one of {', '.join(names)}" + (f", or {other}" if other else "")
+    return Values(words, lambda value: value in names or form(value), names)
+
+
+def _importable(value: str) -> bool:
+    """Whether it has the form ``pkg.module:name``."""
+    parts = value.split(":")
+    return len(parts) == 2 and all(word.isidentifier() for p in parts for word in p.split("."))
+
+
+_ANY = Values()
+_POSITIVE = Values("above 0", lambda value: value > 0)
+_FROM_0 = Values("from 0 up", lambda value: value >= 0)
+_FROM_1 = Values("from 1 up", lambda value: value >= 1)
+_FRACTION = Values("from 0 to 1", lambda value: 0 <= value <= 1)
+_BELOW_1 = Values("from 0 to below 1", lambda value: 0 <= value < 1)
+_DATA = _one_of(
+    *("mnist5k", "mnist", "fashion_mnist", "cifar10", "digits", "xor"),
+    other="pkg.module:factory that returns (train, test)",
+    form=_importable,
+)
+_NETWORK = Values(
+    'the sizes of an MLP such as "784-30-30-10", or lenet, or pkg.module:factory',
+    lambda value: value == "lenet" or bool(_SIZES.fullmatch(value)) or _importable(value),
+    ("lenet",),
+)
+_LOSS = _one_of(
+    *("cross_entropy", "mse", "normalized_cross_entropy"),
+    other="pkg.module:function",
+    form=_importable,
+)
+_OPTIMIZER = _one_of("sgd", "adam", "sam", "asam", "entropy_sgd", "replicated_sgd")
+
+
+def _about(group: str, meaning: str, values: Values = _ANY) -> dict[str, Any]:
+    return {"group": group, "meaning": meaning, "values": values}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One run: what is trained on what, how, and what is measured then. Checked when made."""
+
+    data: str = field(default="mnist5k", metadata=_about("data", "data set", _DATA))
+    per_class: int | None = field(
+        default=None, metadata=_about("data", "training samples of every class", _FROM_1)
+    )
+    test_per_class: int | None = field(
+        default=None, metadata=_about("data", "test samples of every class", _FROM_1)
+    )
+    label_noise: float = field(
+        default=0.0, metadata=_about("data", "share of training labels drawn at random", _FRACTION)
+    )
+    data_seed: int = field(
+        default=0, metadata=_about("data", "of the choice of samples and noisy labels", _FROM_0)
+    )
+    network: str = field(default="784-30-30-10", metadata=_about("network", "network", _NETWORK))
+    bias: bool = field(default=False, metadata=_about("network", "layers have biases"))
+    init_scale: float = field(
+        default=1.0, metadata=_about("network", "factor of the initial weights", _POSITIVE)
+    )
+    dropout: float = field(
+        default=0.0, metadata=_about("network", "share of hidden units left out", _BELOW_1)
+    )
+    loss: str = field(default="cross_entropy", metadata=_about("training", "loss", _LOSS))
+    optimizer: str = field(default="sgd", metadata=_about("training", "optimiser", _OPTIMIZER))
+    learning_rate: float = field(
+        default=0.1, metadata=_about("training", "learning rate", _POSITIVE)
+    )
+    momentum: float = field(
+        default=0.0, metadata=_about("training", "momentum, not with adam", _BELOW_1)
+    )
+    batch_size: int = field(default=25, metadata=_about("training", "samples in a batch", _FROM_1))
+    radius: float | None = field(
+        default=None,
+        metadata=_about("training", "of the ball of sam or asam; none: their own", _POSITIVE),
+    )
+    decay: float = field(
+        default=0.0, metadata=_about("training", "weight of the penalty in the loss", _FROM_0)
+    )
+    penalty: str = field(
+        default="squared",
+        metadata=_about(
+            "training",
+            "squared: the sum of squared weights; norm: the sum of the norms of layers",
+            _one_of("squared", "norm"),
+        ),
+    )
+    decay_epochs: int | None = field(
+        default=200, metadata=_about("training", "epochs with the penalty; none: all", _FROM_1)
+    )
+    stop_loss: float = field(
+        default=5e-4, metadata=_about("training", "training loss at which to stop", _POSITIVE)
+    )
+    max_epochs: int = field(
+        default=1000, metadata=_about("training", "epochs after which to stop", _FROM_1)
+    )
+    seed: int = field(
+        default=0,
+        metadata=_about("training", "of initial weights, order of data and dropout", _FROM_0),
+    )
+    layers: tuple[str, ...] = field(
+        default=(), metadata=_about("analysis", "layers to decompose; empty: the default layer")
+    )
+    n_sharp: int = field(
+        default=10, metadata=_about("analysis", "directions that count as sharp", _FROM_1)
+    )
+    basis: str = field(
+        default="hessian",
+        metadata=_about(
+            "analysis",
+            "matrix whose eigenvectors are the directions",
+            _one_of("hessian", "ggn", "fisher"),
+        ),
+    )
+    measures: tuple[str, ...] = field(
+        default=(), metadata=_about("analysis", "measures to compute besides the outcome")
+    )
+
+    def __post_init__(self) -> None:
+        for name, setting in SETTINGS.items():
+            object.__setattr__(self, name, setting.check(getattr(self, name)))
+        if self.radius is not None and self.optimizer not in ("sam", "asam"):
+            raise InputError(
+                f"radius is {self.radius}, but only sam and asam have one and optimizer is "
+                f"{self.optimizer!r}; leave radius out"
+            )
+        if self.momentum and self.optimizer == "adam":
+            raise InputError(
+                f"momentum is {self.momentum}, but adam has its own; leave momentum out"
+            )
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The run with these settings, and defaults for the others."""
+        for name in settings:
+            check_key(name)
+        return cls(**settings)
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The layer sizes if the network is an MLP given by them."""
+        if not _SIZES.fullmatch(self.network):
+            return None
+        return tuple(int(size) for size in self.network.split("-"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, ready for JSON; equal runs give equal dictionaries."""
+        values = {name: getattr(self, name) for name in SETTINGS}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def training(self) -> dict[str, Any]:
+        """The settings that decide the trained weights: all but those of the analysis."""
+        return {k: v for k, v in self.to_dict().items() if SETTINGS[k].group != "analysis"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of a configuration: its type, its default, the values it takes and what it means."""
+
+    name: str
+    type: Any
+    default: Any
+    group: str  # data, network, training or analysis
+    meaning: str
+    values: Values
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be None, which a TOML file calls "none"."""
+        return NoneType in get_args(self.type)
+
+    @property
+    def kind(self) -> type:
+        """Bool, int, float, str, or tuple for a list of names."""
+        return get_args(self.type)[0] if self.optional else get_origin(self.type) or self.type
+
+    @property
+    def expected(self) -> str:
+        """The values it takes, in words."""
+        words = " ".join(filter(None, (_KINDS[self.kind][0], self.values.words)))
+        return words + (' or "none"' if self.optional else "")
+
+    def check(self, value: Any) -> Any:
+        """The value as it is kept, so that equal runs are equal; an error if it is impossible."""
+        if value is self.default:
+            return value
+        if self.optional and (value is None or value == "none"):
+            return None
+        try:
+            kept = _KINDS[self.kind][1](value)
+            if self.values.fit(kept):
+                return kept
+            came = _shown(value)
+        except TypeError:
+            came = _shown(value)
+        except OverflowError:
+            came = "a number beyond 64 bits"
+        hint = _hint(value, self.values.names) if isinstance(value, str) else ""
+        raise InputError(f"{self.name} must be {self.expected}; got {came}{hint}")
+
+
+def check_key(name: str) -> None:
+    """Raise unless there is such a key, with the name that was probably meant."""
+    if name not in SETTINGS:
+        hint = _hint(name, SETTINGS, _ALIASES) or f"; the keys are {', '.join(SETTINGS)}"
+        raise InputError(f"there is no key {_shown(name)}{hint}")
+
+
+def _hint(word: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    plain = str(word).strip().lower().replace("-", "_").replace(" ", "_")
+    alias = (aliases or {}).get(plain)
+    near = [alias] if alias else difflib.get_close_matches(plain, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print numbers of thousands of digits
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _whole(value: Any) -> int:
+    # A bool is an int to Python, and 25.0 is more often a slip than a batch size.
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError
+    number = int(value)
+    if number.bit_length() > 63:
+        raise OverflowError
+    return number
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError
+    number = float(value) + 0.0  # -0.0 becomes 0.0
+    if not math.isfinite(number):
+        raise TypeError
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return str(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = (value,)
+    if not isinstance(value, list | tuple):
+        raise TypeError
+    if not all(isinstance(v, str) and v for v in value) or len(set(value)) < len(value):
+        raise TypeError
+    return tuple(value)
+
+
+_KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    bool: ("true or false", _flag),
+    int: ("a whole number", _whole),
+    float: ("a number", _number),
+    str: ("", _text),
+    tuple: ("a list of different names", _names),
+}
+
+SETTINGS = {f.name: Setting(f.name, f.type, f.default, **f.metadata) for f in fields(Configuration)}

@@ -1,0 +1,77 @@
+"""Which runs are done together, decided once: the same on every start of the same sweep.
+
+Networks that train in one stack differ in the last bits from those that train in another. So that
+a sweep that was interrupted ends with the very numbers of one that was not, its stacks are
+remembered, and an unfinished stack is trained again as a whole.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from lowland import __version__
+from lowland.sweep.configuration import Configuration
+from lowland.sweep.store import Store, key_of
+
+# Networks of a stack: more gain little, and a stack is what an interrupt can cost.
+STACK = 16
+
+# Runs that differ in these have other shapes, or take other steps.
+_SHAPES = ("data", "per_class", "network", "bias", "loss", "optimizer", "batch_size")
+
+
+def key(run: Configuration) -> str:
+    """The name of a run in a store: it changes with any setting, and with the version."""
+    return key_of({**run.to_dict(), "lowland": __version__})
+
+
+def training_key(run: Configuration) -> str:
+    """Equal for runs that train the same network in the same way."""
+    return key_of({**run.training(), "lowland": __version__})
+
+
+def document(
+    run: Configuration,
+    failure: str | None,
+    *,
+    note: str | None = None,
+    results: Mapping[str, Any] | None = None,
+    seconds: float = 0.0,
+) -> dict[str, Any]:
+    """What is stored of a run as ``run.json``."""
+    return {
+        "key": key(run),
+        "configuration": run.to_dict(),
+        "status": "done" if failure is None else "failed",
+        "reason": failure or note,
+        "results": {"training": training_key(run), **(results or {})},
+        "seconds": seconds,
+        "code": {"lowland": __version__, "torch": version("torch")},
+    }
+
+
+def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Configuration]]:
+    """The runs of a sweep in stacks, as they were when it was first started on this store."""
+    name = key_of({"runs": [key(run) for run in runs]})
+    known = store.plans().get(name)
+    if known is None:
+        stored = {row["training"] for row in store.rows() if row["status"] == "done"}
+        plan = [[run.to_dict() for run in stack] for stack in _stacked(runs, stored)]
+        store.remember(name, {"runs": len(runs), "stacks": plan})
+        known = store.plans()[name]
+    return [[Configuration.of(run) for run in stack] for stack in known["stacks"]]
+
+
+def _stacked(
+    runs: Iterable[Configuration], trained: Collection[str]
+) -> Iterator[list[Configuration]]:
+    """Runs of one shape together; those whose network is trained already apart from the rest."""
+    groups: dict[Any, dict[str, list[Configuration]]] = {}
+    for run in runs:
+        training = training_key(run)
+        shape = training in trained, *(getattr(run, name) for name in _SHAPES)
+        groups.setdefault(shape, {}).setdefault(training, []).append(run)
+    for alike in groups.values():
+        trainings = list(alike.values())
+        for first in range(0, len(trainings), STACK):
+            yield [run for same in trainings[first : first + STACK] for run in same]

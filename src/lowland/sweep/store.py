@@ -1,0 +1,586 @@
+"""The runs of a sweep on disk: each one whole or absent, whatever ends the process that writes it.
+
+Beside the runs lie an index, which is only a copy and is made again when it disagrees with them,
+and claims, which the system gives back when their process ends. Locks are those of ``flock``: they
+hold between processes, and between threads that open the store on their own.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from lowland.atomic import write_file
+from lowland.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas
+
+VERSION = 1  # of the layout
+MARK, INDEX, LOCK = "lowland-store.json", "index.jsonl", ".lowland-lock"
+RUN, SUMS, REPORT = "run.json", "SHA256SUMS", "report.html"
+
+_KEY = re.compile(r"[0-9a-f]{16}")
+_BESIDE = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{8}")  # a run that is being written
+_SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_EXPECTED = "expected a directory that `lowland sweep` wrote"
+
+
+def key_of(configuration: Mapping[str, Any]) -> str:
+    """The name of a run: 16 hexadecimal digits of SHA-256 of its configuration.
+
+    The order of names does not matter, nor whether a number is written 1 or 1.0.
+    """
+    try:
+        plain = _with_floats(configuration, lambda x: int(x) if x.is_integer() else x)
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "a configuration is made of finite numbers, texts, true, false, none, lists and "
+            f"mappings from texts; {error}"
+        ) from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Which runs of a store are whole; for each of the others, which file is wrong and how."""
+
+    whole: set[str]
+    damaged: dict[str, str]
+
+
+class Claim:
+    """The sole right to do a run, held until ``release`` or the end of the process.
+
+    If the process ends without a release, children that it forked go on holding the claim; spawned
+    ones do not.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink()  # before the lock goes: afterwards the file may be another's
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+class Store:
+    """A directory of runs. ``create`` opens it for a sweep, and makes it if it is not there yet."""
+
+    def __init__(self, directory: str | Path, *, create: bool = False) -> None:
+        self.directory = Path(directory)
+        self._runs, self._claims, self._damaged, self._plans = (
+            self.directory / name for name in ("runs", "claims", "damaged", "plans")
+        )
+        if create:
+            self._make()
+        else:
+            self._check()
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.directory)!r}): {len(self._keys())} runs"
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def path(self, key: str) -> Path:
+        """Where the run of this key lies, or would lie."""
+        if not _KEY.fullmatch(key):
+            raise InputError(f"expected the key of a run, 16 hexadecimal digits, and not {key!r}")
+        return self._runs / key
+
+    def write(self, key: str, run: Mapping[str, Any], files: Mapping[str, bytes]) -> bool:
+        """Keep a run and its files under a key; False if a whole run is there already.
+
+        A damaged run in its place is set aside. Numbers in ``run`` that are not finite become
+        null, as JSON has no name for them.
+        """
+        target = self.path(key)
+        run = dict(run, key=key)
+        contents = {**files, RUN: _text(run).encode()}
+        with _writing(f"the run {target}"):
+            beside, sums = self._beside(key)
+            try:
+                for name, content in contents.items():
+                    _write(beside / name, content)
+                lines = (f"{_sha256(contents[name])}  {name}\n" for name in sorted(contents))
+                sums.write("".join(lines).encode())
+                sums.flush()
+                os.fsync(sums.fileno())
+                _sync(beside)
+                with self._locked():
+                    if os.path.lexists(target):
+                        if self.whole(key):
+                            return False
+                        self._move_aside(key)
+                    beside.rename(target)
+                    _sync(self._runs)
+                    # The run is safe. A line that is missing or cut is made again by `rows`.
+                    with contextlib.suppress(OSError), open(self.directory / INDEX, "ab") as index:
+                        index.write(_line(run).encode())
+                return True
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)  # not there any more if all went well
+                with contextlib.suppress(OSError):  # what a full disk did not take is tried again
+                    sums.close()
+
+    def read(self, key: str) -> dict[str, Any]:
+        """What ``write`` was given as the run, checked against its checksum."""
+        if not os.path.lexists(self.path(key)):
+            raise InputError(f"there is no run {key} in {self.directory}")
+        try:
+            return _read_run(self.path(key))
+        except _Damaged as damage:
+            raise InputError(
+                f"the run {self.path(key)} is damaged: {damage}; start its sweep again, which "
+                "does the run again"
+            ) from damage
+
+    def whole(self, key: str) -> bool:
+        """Whether the run is there and every file of it is as it was written."""
+        return _damage(self.path(key)) is None
+
+    def survey(self) -> Survey:
+        """Check every file of every run against its checksum; nothing is moved or changed."""
+        keys = self._keys()
+        with ThreadPoolExecutor() as threads:
+            found = dict(zip(keys, threads.map(_damage, map(self.path, keys)), strict=True))
+        return Survey(
+            whole={key for key, damage in found.items() if damage is None},
+            damaged={  # without those that another process set aside meanwhile
+                key: damage
+                for key, damage in found.items()
+                if damage is not None and os.path.lexists(self.path(key))
+            },
+        )
+
+    def set_aside(self, key: str) -> Path:
+        """Move a run out of the way, to be done again; its files are kept in the new place."""
+        with self._locked():
+            if not os.path.lexists(self.path(key)):
+                raise InputError(f"there is no run {key} in {self.directory}")
+            return self._move_aside(key)
+
+    def claim(self, key: str) -> Claim | None:
+        """The sole right to do a run, or None if it is taken.
+
+        What was known of the run before may be out of date: look again at whether it is whole.
+        """
+        path = self._claims / self.path(key).name
+        with _writing(f"the claim {path}"):
+            while True:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                try:
+                    free = _lock(descriptor)
+                    # Its holder may have removed the file after it was opened here.
+                    current = _is_at(descriptor, path)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+                if free and current:
+                    return Claim(path, descriptor)
+                os.close(descriptor)
+                if current:
+                    return None
+
+    # --- the table of all runs -------------------------------------------------------------------
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A flat row for each run, in the order of keys, all with the same columns.
+
+        They are key, status, the configuration, the results, seconds and reason; None where a run
+        has no such value. Mappings within become dotted names, and lists their JSON text. A name
+        that was taken before gets its part in front, such as ``results.epochs``.
+        """
+        runs = [run for _, run in sorted(self._indexed().items())]
+        parts = {
+            part: [dict(_flat(run.get(part) or {})) for run in runs]
+            for part in ("configuration", "results")
+        }
+        taken = {"key", "status", "seconds", "reason"}
+        columns: dict[str, dict[str, str]] = {}
+        for part, flat in parts.items():
+            names = dict.fromkeys(name for values in flat for name in values)
+            columns[part] = {name: f"{part}.{name}" if name in taken else name for name in names}
+            taken |= columns[part].keys()
+        return [
+            {
+                "key": run["key"],
+                "status": run.get("status"),
+                **{
+                    column: parts[part][i].get(name)
+                    for part in parts
+                    for name, column in columns[part].items()
+                },
+                "seconds": run.get("seconds"),
+                "reason": run.get("reason"),
+            }
+            for i, run in enumerate(runs)
+        ]
+
+    def reindex(self) -> int:
+        """Make the index anew from the directories; the number of runs in it."""
+        with self._locked():
+            return len(self._rebuild())
+
+    def table(self) -> "pandas.DataFrame":
+        """The rows as a data frame."""
+        import pandas
+
+        rows = self.rows()
+        return pandas.DataFrame(rows, columns=list(rows[0] if rows else ("key", "status")))
+
+    def export(self, directory: str | Path | None = None) -> list[Path]:
+        """Write results.csv, and results.parquet if pyarrow or fastparquet is installed."""
+        directory = self.directory if directory is None else Path(directory)
+        table = self.table()
+        with _writing(f"the table of runs in {directory}"):
+            directory.mkdir(parents=True, exist_ok=True)
+            written = [directory / "results.csv"]
+            write_file(written[0], table.to_csv(index=False))
+            if any(importlib.util.find_spec(name) for name in ("pyarrow", "fastparquet")):
+                written.append(directory / "results.parquet")
+                _write_parquet(table, written[1])
+        return written
+
+    # --- the plans of sweeps ---------------------------------------------------------------------
+
+    def remember(self, name: str, document: Mapping[str, Any]) -> None:
+        """Keep the plan of a sweep that was started here."""
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise InputError(f"expected a name of letters, digits, '.', '_' and '-', not {name!r}")
+        write_file(self._plans / f"{name}.json", _text(document))
+
+    def plans(self) -> dict[str, dict[str, Any]]:
+        """The plans of all sweeps that were started here, by name."""
+        found = {}
+        for path in sorted(self._plans.glob("[!.]*.json")):
+            try:
+                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise InputError(
+                    f"the plan {path} cannot be read: {error}; start its sweep again, which "
+                    "writes it anew"
+                ) from error
+        return found
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        if os.path.isfile(self.directory):
+            raise InputError(f"{self.directory} is a file; choose another directory")
+        with _writing(f"the store {self.directory}"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # In this order: another process may be making the store, and makes its mark first.
+            foreign = [n for n in sorted(os.listdir(self.directory)) if not _is_litter(n)]
+            if foreign and not (self.directory / MARK).exists():
+                raise InputError(
+                    f"{self.directory} holds {foreign[0]!r} and is no store of runs; choose an "
+                    "empty directory or a new one"
+                )
+        with self._locked():
+            if not (self.directory / MARK).exists():
+                mark = {"format": "lowland-store", "version": VERSION}
+                write_file(self.directory / MARK, _text(mark))
+                _sync(self.directory / MARK)
+                _sync(self.directory)
+            self._check()
+            for folder in (self._runs, self._claims, self._damaged, self._plans):
+                folder.mkdir(exist_ok=True)
+            self._clean()
+        self._indexed()
+
+    def _check(self) -> None:
+        mark = self.directory / MARK
+        if not os.path.isdir(self.directory):
+            came = "is a file" if os.path.exists(self.directory) else "does not exist"
+            raise InputError(f"{self.directory} {came}; {_EXPECTED}")
+        if not os.path.exists(mark):
+            raise InputError(f"{self.directory} holds no {MARK}; {_EXPECTED}")
+        try:
+            version = int(json.loads(mark.read_text(encoding="utf-8"))["version"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{mark} cannot be read ({error}); {_EXPECTED}") from error
+        if version > VERSION:
+            raise InputError(
+                f"{self.directory} was written by a newer Lowland, in format {version}, and this "
+                f"one knows formats up to {VERSION}; update Lowland"
+            )
+
+    def _clean(self) -> None:
+        """Remove what killed processes were writing, and nothing that a living one writes."""
+        for folder in self._runs.iterdir():
+            if _BESIDE.fullmatch(folder.name) and not _is_locked(folder / SUMS):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone with the names in ``runs`` and with the index."""
+        with (
+            _writing(f"the store {self.directory}"),
+            open(self.directory / LOCK, "ab") as file,
+        ):
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has it open as well
+
+    def _beside(self, key: str) -> tuple[Path, BinaryIO]:
+        """A directory to write a run in, and its list of checksums: locked while we live."""
+        beside = self._runs / f".{key}-{secrets.token_hex(4)}"
+        with self._locked():  # else it could be cleaned away before it has its own lock
+            beside.mkdir()
+            try:
+                sums = open(beside / SUMS, "xb")  # noqa: SIM115 - the caller closes it
+            except OSError:
+                beside.rmdir()
+                raise
+            fcntl.flock(sums, fcntl.LOCK_EX)
+        return beside, sums
+
+    def _move_aside(self, key: str) -> Path:
+        # Without the index first, so that it never has an old line for a new run.
+        (self.directory / INDEX).unlink(missing_ok=True)
+        _sync(self.directory)
+        number = 1
+        while os.path.lexists(aside := self._damaged / f"{key}-{number}"):
+            number += 1
+        self.path(key).rename(aside)
+        _sync(self._runs)
+        return aside
+
+    # --- the index -------------------------------------------------------------------------------
+
+    def _keys(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(name for name in os.listdir(self._runs) if _KEY.fullmatch(name))
+        return []
+
+    def _indexed(self) -> dict[str, dict[str, Any]]:
+        """All runs by key: from the index, or from the directories if it disagrees with them."""
+        if (runs := self._index()) is not None:
+            return runs
+        try:
+            with self._locked():  # a run may just have been between its directory and its line
+                return self._index() or self._rebuild()
+        except InputError:  # a read-only or full disk: the runs can be read nevertheless
+            return self._readable()
+
+    def _index(self) -> dict[str, dict[str, Any]] | None:
+        try:
+            *lines, end = (self.directory / INDEX).read_text(encoding="utf-8").split("\n")
+            runs = {run["key"]: run for run in map(_read_line, lines)}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        agrees = end == "" and len(runs) == len(lines) and sorted(runs) == self._keys()
+        return runs if agrees else None
+
+    def _rebuild(self) -> dict[str, dict[str, Any]]:
+        runs = self._readable()
+        write_file(self.directory / INDEX, "".join(map(_line, runs.values())))
+        return runs
+
+    def _readable(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for key in self._keys():
+            with contextlib.suppress(_Damaged):
+                found[key] = _read_run(self.path(key))
+        return found
+
+
+# --- the files of one run ------------------------------------------------------------------------
+
+
+class _Damaged(Exception):
+    """Which file of a run is wrong, and how."""
+
+
+def _damage(folder: Path) -> str | None:
+    """What is wrong with a run, if anything."""
+    try:
+        with _reading(folder):
+            _read_run(folder)
+            sums = _read_sums(folder)
+            there = {name for name in os.listdir(folder) if not _is_litter(name)}
+            for name in sorted(there - sums.keys() - {SUMS, REPORT}):
+                raise _Damaged(f"{name} is not in {SUMS}")
+            for name, expected in sorted(sums.items()):
+                with open(folder / name, "rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                        raise _Damaged(f"{name} does not match {SUMS}")
+    except _Damaged as damage:
+        return str(damage)
+    return None
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    with _reading(folder):
+        content = (folder / RUN).read_bytes()
+        if _sha256(content) != _read_sums(folder).get(RUN):
+            raise _Damaged(f"{RUN} does not match {SUMS}")
+        run = json.loads(content)
+        if not isinstance(run, dict) or run.get("key") != folder.name:
+            raise _Damaged(f"{RUN} belongs to another run")
+        return run
+
+
+def _read_sums(folder: Path) -> dict[str, str]:
+    lines = (folder / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    found = [_SUM.fullmatch(line) for line in lines]
+    if not all(found):
+        raise _Damaged(f"{SUMS} is not a list as of sha256sum")
+    return {match[2]: match[1] for match in found if match}
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Tell a file that is missing, unreadable or no text as damage of its run."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _Damaged(f"{Path(error.filename).name} is missing") from error
+    except OSError as error:
+        name = Path(error.filename or folder).name
+        raise _Damaged(f"{name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise _Damaged(f"{RUN} or {SUMS} is no text as it was written: {error}") from error
+
+
+def _is_litter(name: str) -> bool:
+    """Whether a file manager or an unfinished ``write_file`` of ours leaves such a name."""
+    return name.startswith(".lowland-") or name in (".DS_Store", "Thumbs.db", "desktop.ini")
+
+
+# --- lines, texts and rows -----------------------------------------------------------------------
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    finite = _with_floats(document, lambda x: x if math.isfinite(x) else None)
+    return json.dumps(finite, indent=1, allow_nan=False) + "\n"
+
+
+def _line(run: Mapping[str, Any]) -> str:
+    """The run as a line of the index, with the checksum of its text."""
+    text = _text(run)
+    return json.dumps({"sha256": _sha256(text.encode()), "run": json.loads(text)}) + "\n"
+
+
+def _read_line(line: str) -> dict[str, Any]:
+    run = json.loads(line)["run"]
+    if _line(run) != line + "\n":
+        raise ValueError("edited")
+    return run
+
+
+def _with_floats(value: Any, change: Callable[[float], Any]) -> Any:
+    """The same value in plain dictionaries and lists, with ``change`` applied to every float."""
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise TypeError(f"{name!r} as a name is {type(name).__name__}")
+        return {name: _with_floats(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_floats(inner, change) for inner in value]
+    return change(value) if isinstance(value, float) else value
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value) if isinstance(value, list) else value
+
+
+def _write_parquet(table: "pandas.DataFrame", target: Path) -> None:
+    import pandas
+
+    for name in table.columns:  # a column of this format has one type
+        if pandas.api.types.infer_dtype(table[name], skipna=True).startswith("mixed"):
+            table[name] = table[name].map(str, na_action="ignore")
+    beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
+    try:
+        table.to_parquet(beside, index=False)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _writing(what: str) -> Iterator[None]:
+    """Say what could not be written, why, and that nothing finished is lost."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {what}: {error.strerror or error}; make room and permission there and "
+            "start again: finished runs are kept"
+        ) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the lock if it is free."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    return False
+
+
+def _is_locked(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), open(path, "ab") as file:
+        return not _lock(file.fileno())
+    return False

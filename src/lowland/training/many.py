@@ -1,0 +1,391 @@
+"""Many networks trained at once, each as if it were alone."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lowland.errors import InputError
+from lowland.losses import Loss, LossLike, resolve
+from lowland.training import loop
+from lowland.training.loop import Data
+from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
+from lowland.training.stack import (
+    Dropouts,
+    Forward,
+    Weights,
+    forward_of,
+    kind_of,
+    laid_out,
+    stacked,
+)
+
+# Optimisers whose steps are written for stacks below; the others train one network at a time.
+_STACKED = ("sgd", "adam", "sam", "asam")
+_DEFAULT_RADIUS = {"sam": 0.05, "asam": 0.5}
+_ETA = 0.01  # of ASAM
+
+# Bytes that weights, gradients and states of a stack may take.
+_STACK = 2**30
+# Samples times runs that are evaluated at once.
+_CHUNK = 16384
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training of many networks is."""
+
+    done: int
+    total: int
+    epoch: int  # of the runs that are trained now
+    losses: dict[int, float]  # of these, by their number
+    part: float  # of all the work, from 0 to 1, if losses go on falling as they do
+    seconds_left: float
+
+
+def train_many(
+    models: Sequence[nn.Module],
+    data: Data | Sequence[Data],
+    settings: Sequence[TrainingSettings],
+    progress: Callable[[Progress], None] = lambda now: None,
+    *,
+    loss: LossLike = "cross_entropy",
+) -> list[Training]:
+    """Train every model in place with its own settings, many at a time.
+
+    Models of one architecture with batches of one size are stacked and take their steps together; a
+    run leaves the stack when it reaches its goal. Initial weights, the order of the data and
+    dropout masks come from the run alone, whichever others share its stack. Models with batch
+    statistics, and optimisers without a stacked form (entropy_sgd, replicated_sgd), train one after
+    the other. A run that diverges is returned with its ``failure``; the rest go on.
+
+    Args:
+        models: one for each run.
+        data: inputs and targets for all runs, or a pair for each; runs with the same tensors share
+            them.
+        settings: of each run.
+        progress: called after every epoch.
+        loss: a name, a torch loss or a function that returns one loss per sample.
+    """
+    pairs: list[Data] = [data] * len(models) if _is_pair(data) else list(data)  # type: ignore
+    if not len(models) == len(pairs) == len(settings):
+        raise InputError(
+            f"there are {len(models)} models, {len(pairs)} data sets and {len(settings)} settings; "
+            "give one of each for every run"
+        )
+    for its, pair in zip(settings, pairs, strict=True):
+        loop.check_batch(its, pair)
+    runs = [_Run(*one) for one in zip(range(len(models)), models, pairs, settings, strict=True)]
+    watch = _Watch(runs, progress)
+    criterion = resolve(loss)
+    for group in _groups(runs):
+        modes = [run.model.training for run in group]
+        try:
+            if (forward := _stackable(group)) is not None:
+                _Stack(group, forward, criterion).train(watch)
+            else:
+                for run in group:
+                    _alone(run, criterion, watch)
+        finally:
+            for run, mode in zip(group, modes, strict=True):
+                run.model.train(mode)
+    return [Training(run.settings, run.epochs, run.seconds) for run in runs]
+
+
+class _Run:
+    """One network on its way."""
+
+    def __init__(self, number: int, model: nn.Module, data: Data, its: TrainingSettings) -> None:
+        self.number, self.model, self.data, self.settings = number, model, data, its
+        self.epochs: list[Epoch] = []
+        self.seconds = 0.0
+
+    @property
+    def over(self) -> bool:
+        return over(self.epochs, self.settings)
+
+    @property
+    def part_done(self) -> float:
+        n = len(self.epochs)
+        if not n or self.over:
+            return float(self.over)
+        return n / (n + epochs_left([e.loss for e in self.epochs], self.settings))
+
+
+class _Watch:
+    """Tells how far all runs are."""
+
+    def __init__(self, runs: Sequence[_Run], tell: Callable[[Progress], None]) -> None:
+        self.runs, self.tell, self.began = runs, tell, time.perf_counter()
+
+    def __call__(self, now: Sequence[_Run]) -> None:
+        part = sum(run.part_done for run in self.runs) / len(self.runs)
+        elapsed = time.perf_counter() - self.began
+        self.tell(
+            Progress(
+                done=sum(run.over for run in self.runs),
+                total=len(self.runs),
+                epoch=max(len(run.epochs) for run in now),
+                losses={run.number: run.epochs[-1].loss for run in now},
+                part=part,
+                seconds_left=elapsed * (1 - part) / part if part else float("inf"),
+            )
+        )
+
+
+def _is_pair(data: Data | Sequence[Data]) -> bool:
+    return len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+
+
+def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
+    """Runs that can share a stack, as far as the memory for one goes."""
+    groups: dict[object, list[_Run]] = {}
+    for run in runs:
+        kind = kind_of(run.model) if run.settings.optimizer in _STACKED else None
+        X, y = run.data
+        alike = (X.shape, X.dtype, y.shape, run.settings.batch_size, run.settings.optimizer)
+        groups.setdefault((kind, *alike) if kind else run, []).append(run)
+    for group in groups.values():
+        size = sum(p.numel() * p.element_size() for p in group[0].model.parameters())
+        most = max(1, _STACK // (8 * max(1, size)))
+        yield from (group[i : i + most] for i in range(0, len(group), most))
+
+
+def _stackable(group: list[_Run]) -> Forward | None:
+    """How to compute the group's outputs together, if that gives what each model does alone."""
+    first = group[0]
+    if first.settings.optimizer not in _STACKED or kind_of(first.model) is None:
+        return None
+    models = [run.model for run in group]
+    some = [run.data[0][:2] for run in group]
+    try:
+        forward = forward_of(first.model, some[0])
+        weights = stacked(models)
+        masks = Dropouts(models, some[0], [0] * len(models)).draw(len(some[0]), some[0])
+        with torch.no_grad():
+            forward({**weights, **masks}, torch.stack(some), True)
+            found = forward(weights, torch.stack(some), False)
+            alone = torch.stack([m.eval()(x) for m, x in zip(models, some, strict=True)])
+    except RuntimeError:  # of vmap, where the module is more than a function of its weights
+        return None
+    return forward if torch.allclose(found, alone, rtol=1e-3, atol=1e-5) else None
+
+
+def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
+    def tell(epoch: int, value: float) -> None:
+        run.epochs.append(Epoch(value, None, 0.0))
+        watch([run])
+
+    trained = loop.run(run.model, run.data, run.settings, loss, tell)
+    run.epochs, run.seconds = trained.epochs, trained.seconds
+
+
+class _Stack:
+    """Runs that take their steps together."""
+
+    def __init__(self, runs: list[_Run], forward: Forward, loss: Loss) -> None:
+        self.runs, self.forward, self.loss = runs, forward, loss
+        self.method = runs[0].settings.optimizer
+        models = [run.model for run in runs]
+        self.weights = stacked(models)
+        self.learnt = [name for name, _ in models[0].named_parameters()]
+        self.states: list[Weights] = []
+        self.steps = 0
+        self.orders = [torch.Generator().manual_seed(run.settings.seed) for run in runs]
+        self.dropouts = Dropouts(models, runs[0].data[0][:1], [run.settings.seed for run in runs])
+        self._settle()
+
+    def _settle(self) -> None:
+        """What stays the same until a run leaves."""
+        settings = [run.settings for run in self.runs]
+        self.data = _Shared([run.data for run in self.runs])
+        self.rate = self._each([its.learning_rate for its in settings])
+        self.momentum = self._each([its.momentum for its in settings])
+        default = _DEFAULT_RADIUS.get(self.method, 0.0)
+        self.radius = self._each([default if s.radius is None else s.radius for s in settings])
+
+    def train(self, watch: _Watch) -> None:
+        """Until every run is over; models get their weights as they leave, or on an interrupt."""
+        began = time.perf_counter()
+        try:
+            while self.runs:
+                self._epoch()
+                for run, epoch in zip(self.runs, self._evaluated(), strict=True):
+                    run.epochs.append(epoch)
+                    run.seconds = time.perf_counter() - began
+                watch(self.runs)
+                self._let_go()
+        finally:
+            self._hand_over(range(len(self.runs)))
+
+    def _epoch(self) -> None:
+        epoch = len(self.runs[0].epochs) + 1
+        decay = {}
+        for penalty in ("squared", "norm"):
+            own = [run.settings for run in self.runs]
+            beta = [its.decay_in(epoch) * (its.penalty == penalty) for its in own]
+            if any(beta):
+                decay[penalty] = self._each(beta)
+        n = len(self.runs[0].data[0])
+        order = torch.stack([torch.randperm(n, generator=g) for g in self.orders])
+        for rows in order.split(self.runs[0].settings.batch_size, dim=1):
+            x, y = self.data.rows(rows)
+            masks = self.dropouts.draw(rows.shape[1], x) if self.dropouts else {}
+            self._step(x, y, masks, decay)
+
+    def _each(self, values: Sequence[float]) -> Tensor:
+        """One number for each run, as the weights are."""
+        return torch.tensor(values, dtype=torch.float64).to(self.weights[self.learnt[0]])
+
+    def _step(self, x: Tensor, y: Tensor, masks: Weights, decay: Weights) -> None:
+        grads = self._gradients(x, y, masks, decay)
+        if self.method in _DEFAULT_RADIUS:
+            before = {name: self.weights[name].clone() for name in self.learnt}
+            self._climb(grads)
+            grads = self._gradients(x, y, masks, decay)
+            self.weights.update(before)
+        self.steps += 1
+        if self.method == "adam":
+            self._adam(grads)
+            return
+        if self.momentum.any():
+            if not self.states:
+                self.states = [{name: torch.zeros_like(g) for name, g in grads.items()}]
+            for name, g in grads.items():
+                grads[name] = self.states[0][name].mul_(_column(self.momentum, g)).add_(g)
+        for name, g in grads.items():
+            self.weights[name].addcmul_(g, _column(self.rate, g), value=-1)
+
+    def _gradients(self, x: Tensor, y: Tensor, masks: Weights, decay: Weights) -> Weights:
+        leaves = {name: self.weights[name].requires_grad_() for name in self.learnt}
+        try:
+            outputs = self.forward({**self.weights, **masks}, x, True)
+            losses = self.loss(outputs.flatten(0, 1), y.flatten(0, 1))
+            grads = torch.autograd.grad(losses.sum() / x.shape[1], list(leaves.values()))
+        finally:
+            for leaf in leaves.values():
+                leaf.requires_grad_(False)
+        for w, g in zip(leaves.values(), grads, strict=True):
+            if w.ndim < 3:  # a bias
+                continue
+            if "squared" in decay:
+                g.addcmul_(w, _column(2 * decay["squared"], w))
+            if "norm" in decay:
+                norms = _squares(w).sqrt().clamp_min(torch.finfo(w.dtype).tiny)
+                g.addcmul_(w, _column(decay["norm"] / norms, w))
+        return dict(zip(leaves, grads, strict=True))
+
+    def _climb(self, grads: Weights) -> None:
+        """To the worst point of the ball, as SAM and ASAM see it."""
+        metric = {
+            name: self.weights[name].abs() + _ETA if self.method == "asam" else 1.0
+            for name in grads
+        }
+        norm = torch.stack([_squares(g * metric[name]) for name, g in grads.items()]).sum(0).sqrt()
+        length = torch.where(norm.isfinite() & (norm > 0), self.radius / norm, 0.0)
+        for name, g in grads.items():
+            self.weights[name].add_(g * metric[name] ** 2 * _column(length, g))
+
+    def _adam(self, grads: Weights) -> None:
+        if not self.states:
+            self.states = [{n: torch.zeros_like(g) for n, g in grads.items()} for _ in range(2)]
+        first, second = 1 - 0.9**self.steps, 1 - 0.999**self.steps
+        for name, g in grads.items():
+            mean, square = (state[name] for state in self.states)
+            mean.lerp_(g, 1 - 0.9)
+            square.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
+            length = (square.sqrt() / second**0.5).add_(1e-8)
+            self.weights[name].sub_(_column(self.rate / first, g) * mean / length)
+
+    @torch.no_grad()
+    def _evaluated(self) -> list[Epoch]:
+        n = len(self.runs[0].data[0])
+        total = torch.zeros(len(self.runs), dtype=torch.float64)
+        wrong = torch.zeros(len(self.runs))
+        for rows in torch.arange(n).split(max(1, _CHUNK // len(self.runs))):
+            x, y = self.data.slices(rows)
+            outputs = self.forward(self.weights, x, False)
+            losses = self.loss(outputs.flatten(0, 1), y.flatten(0, 1))
+            total += losses.unflatten(0, y.shape[:2]).sum(1, dtype=torch.float64).cpu()
+            if self.loss.classes:
+                wrong += (outputs.argmax(2) != y).flatten(1).sum(1).cpu()
+        norms = torch.stack([_squares(self.weights[name]) for name in self.learnt]).sum(0).sqrt()
+        count = y[0].numel() // len(rows) * n
+        return [
+            Epoch(float(sum_) / n, float(e) / count if self.loss.classes else None, float(norm))
+            for sum_, e, norm in zip(total, wrong, norms, strict=True)
+        ]
+
+    def _let_go(self) -> None:
+        stay = [i for i, run in enumerate(self.runs) if not run.over]
+        if len(stay) == len(self.runs):
+            return
+        self._hand_over([i for i in range(len(self.runs)) if i not in set(stay)])
+        if stay:
+            self.weights, *self.states = (
+                {name: laid_out(list(w[stay])) for name, w in part.items()}
+                for part in (self.weights, *self.states)
+            )
+            self.dropouts.keep(stay)
+        self.orders = [self.orders[i] for i in stay]
+        self.runs = [self.runs[i] for i in stay]
+        self._settle()
+
+    @torch.no_grad()
+    def _hand_over(self, leaving: Sequence[int]) -> None:
+        for i in leaving:
+            state = dict(self.runs[i].model.named_parameters())
+            for name in self.learnt:
+                state[name].copy_(self.weights[name][i])
+
+
+class _Shared:
+    """The data of some runs; tensors that several of them share are held and read once."""
+
+    def __init__(self, pairs: Sequence[Data]) -> None:
+        self.inputs, self.inputs_of = _distinct([X for X, _ in pairs])
+        self.targets, self.targets_of = _distinct([y for _, y in pairs])
+
+    def rows(self, rows: Tensor) -> Data:
+        """Inputs and targets of each run, for rows of its own (runs, batch)."""
+        return _taken(self.inputs, self.inputs_of, rows), _taken(
+            self.targets, self.targets_of, rows
+        )
+
+    def slices(self, rows: Tensor) -> Data:
+        """The same rows for all; inputs that all share come once, as (1, batch, ...)."""
+        same = rows.expand(len(self.inputs_of), -1)
+        x = self.inputs[0][rows].unsqueeze(0) if len(self.inputs) == 1 else None
+        return (
+            _taken(self.inputs, self.inputs_of, same) if x is None else x,
+            _taken(self.targets, self.targets_of, same),
+        )
+
+
+def _distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """The different tensors, and which of them each run has."""
+    places: dict[int, int] = {}
+    kept: list[Tensor] = []
+    for t in tensors:
+        if id(t) not in places:
+            places[id(t)] = len(kept)
+            kept.append(t)
+    return kept, [places[id(t)] for t in tensors]
+
+
+def _taken(tensors: list[Tensor], of: list[int], rows: Tensor) -> Tensor:
+    rows = rows.to(tensors[0].device)
+    if len(tensors) == 1:
+        return tensors[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    return torch.stack([tensors[i][own] for i, own in zip(of, rows, strict=True)])
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """One number for each run, against a stacked parameter."""
+    return values.view(-1, *(1 for _ in like.shape[1:]))
+
+
+def _squares(t: Tensor) -> Tensor:
+    return t.flatten(1).square().sum(1)
