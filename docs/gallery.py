@@ -1,8 +1,9 @@
-"""The gallery of measures, written from the registry each time the docs are built."""
+"""The gallery of measures and the table of settings, written each time the docs are built."""
 
 from pathlib import Path
 
 from lowland.measures import registered
+from lowland.sweep.configuration import SETTINGS
 
 SHARPER = {
     "higher": "a higher value is a sharper, or larger, solution",
@@ -52,10 +53,20 @@ def _entry(measure):
     return "\n".join([head, *lines, ""])
 
 
+def settings():
+    """The settings of a run as a Markdown table."""
+    rows = ["| setting | default | what it is | values |", "| --- | --- | --- | --- |"]
+    for setting in SETTINGS.values():
+        default = setting.default
+        shown = "none" if default is None else f"`{list(default)}`" if default == () else default
+        rows.append(f"| `{setting.name}` | {shown} | {setting.meaning} | {setting.expected} |")
+    return "\n".join(rows) + "\n"
+
+
 def write(docs: Path) -> None:
-    """Write ``generated/measures.md``; an unchanged page is left alone, so nothing is rebuilt."""
-    path = docs / "generated" / "measures.md"
-    text = page(registered())
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    """Write the generated pages; an unchanged one is left alone, so nothing is rebuilt."""
+    for name, text in (("measures", page(registered())), ("settings", settings())):
+        path = docs / "generated" / f"{name}.md"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")

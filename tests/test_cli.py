@@ -14,7 +14,9 @@ import pytest
 
 import lowland
 from commandline import ANALYZE, MINE, Ran, command, entries, environment, run, run_inside
-from lowland.results import FILES, Analysis
+from lowland.results import EPOCHS, FILES, Analysis
+
+ANALYSED = [name for name in FILES if name != EPOCHS]  # which only a training leaves
 
 # Everything that can reach stdout: Python, the descriptor itself, a child process, and the exit.
 LOUD = """
@@ -96,8 +98,8 @@ def test_help_and_version_import_no_torch(tmp_path):
     assert all(verb in done.stdout for verb in ("analyze", "measures", "report"))
     assert "--checkpoint" in done.stdout
     assert done.stderr == (
-        'lowland: Unknown command "analyse". Did you mean "analyze"? Available commands: analyze, '
-        "compare, measures, report; see lowland --help\n"
+        'lowland: Unknown command "analyse". Did you mean "analyze"? Available commands: train, '
+        "sweep, analyze, compare, measures, report; see lowland --help\n"
     )
 
 
@@ -126,7 +128,7 @@ def test_analyze_own_model_writes_a_whole_result(analysed):
     folder, ran = analysed
     assert ran.code == 0, ran.err
     assert entries(folder) == {"mine.py", "out"}
-    assert entries(folder / "out") == set(FILES)
+    assert entries(folder / "out") == set(ANALYSED)
     saved = json.loads((folder / "out" / "results.json").read_text())
     assert saved["subject"]["title"] == "mine:model"
     assert saved["subject"]["train_samples"] == 30
@@ -175,7 +177,7 @@ def test_report_renders_the_same_page_again_without_torch(analysed, tmp_path):
         "answer": lowland.load(tmp_path / "copy").answer,
     }
     assert page.read_bytes() == before
-    assert entries(tmp_path / "copy") == set(FILES)
+    assert entries(tmp_path / "copy") == set(ANALYSED)
 
 
 def test_json_is_all_there_is_on_stdout(project):
@@ -288,14 +290,14 @@ def test_an_interrupt_leaves_the_earlier_result_and_nothing_else(
 ):
     (project / "slow.py").write_text(SLOW)
     shutil.copytree(analysed[0] / "out", project / "out")
-    before = {name: (project / "out" / name).read_bytes() for name in FILES}
+    before = {name: (project / "out" / name).read_bytes() for name in ANALYSED}
     line = ("analyze", "--model", "slow:model", "--data", "mine:data", "--out", "out")
     ran = interrupted(line, project, after, number)
     assert (ran.code, ran.out) == (code, "")
     assert ran.err.splitlines()[-1] == "lowland: stopped; nothing was written"
     assert "Traceback" not in ran.err
     assert entries(project) == {"mine.py", "slow.py", "out"}
-    assert {name: (project / "out" / name).read_bytes() for name in FILES} == before
+    assert {name: (project / "out" / name).read_bytes() for name in ANALYSED} == before
 
 
 def test_an_interrupt_that_the_users_code_swallows_stops_at_the_next_stage(project):

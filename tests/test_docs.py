@@ -111,6 +111,28 @@ def test_data_page_runs_and_lists_every_set(desk):
         assert f"| `{name}` |" in text
 
 
+def test_making_page_runs(desk):
+    printed = follow(DOCS / "making.md", desk, "sh")
+    assert "comparison: lowland-comparison.html" in printed
+    text = "\n".join(text for _, text in blocks(DOCS / "making.md", "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, cwd=desk, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("converged: True") == 9
+    assert "Grid(5 runs over learning_rate, seed)" in done.stdout
+
+
+def test_making_page_shows_a_grid_of_80_runs(desk):
+    ((_, text),) = blocks(DOCS / "making.md", "toml")
+    (desk / "grid.toml").write_text(text)
+    assert len(ll.sweep.Grid.read(desk / "grid.toml")) == 80
+
+
+def test_optimisers_page_runs(desk):
+    assert follow(DOCS / "optimisers.md", desk, "python").count("tensor(") == 3
+
+
 def test_curvature_page_runs(desk):
     printed = follow(DOCS / "curvature.md", desk, "python")
     assert "double backward, kept graphs" in printed

@@ -9,7 +9,6 @@ from cyclopts import Group, Parameter
 from lowland.cli.app import Json, Quiet, app, home
 from lowland.cli.terminal import Results, fate_of, progress
 from lowland.errors import InputError
-from lowland.report.numbers import number
 from lowland.sweep.configuration import SETTINGS, Configuration
 
 
@@ -193,7 +192,7 @@ def _time(seconds: float) -> str:
     """A time as one would say it: 40 s, 3 min, 2.5 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{number(seconds / 3600, 2)} h"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _tell_status(directory: Path, as_json: bool) -> None:

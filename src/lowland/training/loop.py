@@ -19,6 +19,7 @@ from lowland.training.settings import Epoch, Training, TrainingSettings, over
 Data = tuple[Tensor, Tensor]
 
 REPLICAS = 3  # of Replicated SGD
+_GAMMA = 0.03  # of Entropy-SGD
 
 # Samples that are evaluated at once.
 _CHUNK = 4096
@@ -142,7 +143,18 @@ def _optimizer(models: list[nn.Module], settings: TrainingSettings) -> Optimizer
         case "asam":
             return ASAM(params, SGD, lr=lr, momentum=momentum, **own)
         case "entropy_sgd":
-            return EntropySGD(params, SGD, lr=lr, momentum=momentum, seed=settings.seed)
+            # The rate is that of the inner steps; the centre then moves to their mean. Scoping
+            # would carry it beyond.
+            return EntropySGD(
+                params,
+                SGD,
+                inner_lr=lr,
+                lr=1 / _GAMMA,
+                momentum=momentum,
+                gamma=_GAMMA,
+                scoping=0.0,
+                seed=settings.seed,
+            )
         case "replicated_sgd":
             replicas = [list(one.parameters()) for one in models]
             return ReplicatedSGD(replicas, SGD, lr=lr, momentum=momentum)

@@ -15,7 +15,7 @@ class TrainingSettings:
     """How a network is trained; the defaults are Feng & Tu's (Methods) for MNIST.
 
     ``decay`` is the paper's beta. It adds ``beta sum w^2`` to the loss (``penalty="squared"``, as
-    the paper says) or ``beta`` times the sum of the layers' norms |W| (``"norm"``, as its authors'
+    the paper says) or ``beta`` times the sum of the layers' norms (``"norm"``, as its authors'
     demo does), over weights with two dimensions or more, in the first ``decay_epochs`` epochs.
     ``radius`` is rho of SAM and ASAM; None is their own default.
     """
