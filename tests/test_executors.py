@@ -72,7 +72,7 @@ def begin(path, seconds):  # tells that it runs, and where
 def begin_once(path):  # never ends, unless it was begun before
     if Path(path).exists():
         return os.getpid()
-    begin(path, 600)
+    begin(path, 90)
 
 def speak(text):
     print(text, flush=True)
@@ -111,7 +111,8 @@ class Cluster:
         self.processes: list[subprocess.Popen[bytes]] = []
         file = folder / "scheduler.json"
         listen = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        self.scheduler = self.start("scheduler", *listen)
+        # Idle for long, it is left over from tests that were killed; its workers go with it.
+        self.scheduler = self.start("scheduler", *listen, "--idle-timeout", "300")
         until(file.exists)
         until(lambda: file.read_text().strip().endswith("}"))
         self.address = json.loads(file.read_text())["address"]
@@ -153,7 +154,7 @@ def executor(request, shop):
 
 
 def until(true: Callable[[], Any]) -> None:
-    """Wait for what must come; the deadline is for a defect."""
+    """Wait for what must come; the deadline is for a defect, and shorter than a task's sleep."""
     deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, "it never came"
@@ -290,7 +291,7 @@ def test_how_a_child_died_is_told(chores):
 
 def test_an_exception_in_the_block_stops_what_has_begun(chores, tmp_path):
     with pytest.raises(ZeroDivisionError), opened("processes", 1) as executor:  # noqa: PT012
-        begun = executor.submit(chores.begin, tmp_path / "began", 600)
+        begun = executor.submit(chores.begin, tmp_path / "began", 90)
         later = executor.submit(chores.square, 2)
         child = pid_in(tmp_path / "began")
         raise ZeroDivisionError
@@ -347,6 +348,8 @@ def script(shop) -> Iterator[Callable[..., Script]]:
     yield start
     for one in started:
         one.process.kill()
+        for pid in one.family():  # there are some only after a failure
+            os.kill(pid, signal.SIGKILL)
         one.process.communicate()
 
 
@@ -378,7 +381,7 @@ SLEEPING = """
     import chores
     with opened({name!r}, 2) as executor:
         for i in range(4):
-            executor.submit(chores.begin, {folder!r} + f"/{{i}}", 600)
+            executor.submit(chores.begin, {folder!r} + f"/{{i}}", 90)
 """
 
 
@@ -431,7 +434,7 @@ def test_a_lost_scheduler_fails_what_waits_for_it(shop, chores, tmp_path, monkey
     try:
         own.add_worker()
         with opened(own.address) as executor:
-            begun = executor.submit(chores.begin, tmp_path / "began", 600)
+            begun = executor.submit(chores.begin, tmp_path / "began", 90)
             pid_in(tmp_path / "began")
             own.scheduler.kill()
             with pytest.raises(BrokenExecutor, match=f"cluster at {own.address} failed"):
@@ -477,7 +480,7 @@ def test_an_interrupt_ends_the_waiting_for_a_scheduler(script):
         ran = script(
             f"""
             from lowland.sweep import executors
-            executors._PATIENCE = 600
+            executors._PATIENCE = 90
             with executors.opened("tcp://127.0.0.1:{silent.getsockname()[1]}"):
                 pass
             """

@@ -1,5 +1,6 @@
 """One network against the update rule by hand; many at once against one at a time."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -230,7 +231,7 @@ def test_a_run_does_not_depend_on_the_others_in_its_stack(make):
 
 def test_masks_have_the_rate_and_the_mean_of_dropout():
     models = [mlp((4, 50, 2), dropout=rate) for rate in (0.1, 0.6)]
-    masks = Dropouts(models, torch.zeros(1, 4), [3, 4]).draw(400, torch.zeros(()))["3.mask"]
+    masks = Dropouts(models, torch.zeros(1, 4), [3, 4]).draw(400)["3.mask"]
     assert masks.shape == (2, 400, 50)
     for mask, rate in zip(masks, (0.1, 0.6), strict=True):
         assert mask.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)])
@@ -282,6 +283,193 @@ def test_what_cannot_be_stacked_trains_alone(make):
         train(one, (X, y), its)
         assert_same(model, one)
         assert model.training
+
+
+def tied():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 144), nn.Tanh(), nn.Linear(144, 144))
+    model[3].weight = model[1].weight
+    return nn.Sequential(*model, nn.Linear(144, 3))
+
+
+def hooked():
+    model = mlp((144, 5, 3))
+    model[1].register_forward_hook(lambda module, args, out: 2 * out)
+    return model
+
+
+class Sum(nn.Module):
+    """Its two parameters get one gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.A, self.B = (nn.Parameter(torch.full((3, 144), 0.01 * i)) for i in (1, 2))
+        self.unused = nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x):
+        return x.flatten(1) @ (self.A + self.B).mT
+
+
+class Running(nn.Module):
+    """Keeps statistics of its own, as a batch normalisation does."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp((144, 5, 3))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        z = self.net(x)
+        if self.training:
+            self.mean = 0.9999 * self.mean + 1e-4 * z.detach().mean(0)
+        return z - self.mean
+
+
+class Doubled(nn.Sequential):
+    """A sequence only by name."""
+
+    def forward(self, x):
+        return super().forward(x) * (2 if self.training else 1)
+
+
+def doubled():
+    return Doubled(*mlp((144, 5, 3)))
+
+
+class Squeezed(nn.Module):
+    """Its dropout does not see samples along the first dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.drop = mlp((144, 5, 3)), nn.Dropout(0.3)
+
+    def forward(self, x):
+        return self.drop(self.net(x).mT).mT
+
+
+def shared_dropout():
+    drop = nn.Dropout(0.3)
+    one, two, three = nn.Linear(144, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+    return nn.Sequential(nn.Flatten(), one, drop, two, drop, three)
+
+
+ODD = [tied, hooked, Sum, Running, doubled, Squeezed, shared_dropout]
+
+
+@pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
+def test_odd_modules_come_out_as_from_the_loop(make):
+    X, y = images()
+    its = TrainingSettings(
+        batch_size=11, max_epochs=2, decay=0.01, momentum=0.5, learning_rate=0.01
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, alone = make().double(), make().double()
+        alone.load_state_dict(model.state_dict())
+    train_many([model], (X, y), [its])
+    train(alone, (X, y), its)
+    assert_same(model, alone)
+
+
+def test_a_loss_that_looks_at_the_batch_sees_one_run():
+    X, y = images()
+
+    def centred(z, y):
+        return F.cross_entropy(z - z.mean(0), y, reduction="none")
+
+    its = [TrainingSettings(batch_size=11, max_epochs=2, seed=i) for i in range(2)]
+    models, alone = ([Residual(i) for i in range(2)] for _ in range(2))
+    train_many(models, (X, y), its, loss=centred)
+    for i in range(2):
+        train(alone[i], (X, y), its[i], loss=centred)
+        assert_same(models[i], alone[i])
+
+
+class OnlyInTraining(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.net, self.drop = mlp((144, 5, 3)), nn.Dropout(p)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.net(self.drop(x) if self.training else x)
+
+
+class Words(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.words, self.drop, self.last = nn.Embedding(9, 4), nn.Dropout(p), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(self.words(x)).mean(1))
+
+
+@pytest.mark.parametrize("make", [OnlyInTraining, Words])
+def test_dropout_acts_wherever_it_stands(make):
+    """Whole numbers as inputs, a pass that training alone takes, and a share of all."""
+    X, y = images()
+    X = X if make is OnlyInTraining else torch.randint(9, (44, 6))
+    its = TrainingSettings(batch_size=44, max_epochs=1, learning_rate=1.0)
+    weights = []
+    for p in (0.0, 0.5, 1.0):
+        model = make(p).double()
+        (done,) = train_many([model], (X, y), [its])
+        assert done.failure is None
+        weights.append(next(model.parameters()).detach())
+        masks = Dropouts([model], X, [0]).draw(44)["drop.mask"]
+        assert masks.dtype == torch.float64
+        assert masks.max() == pytest.approx(1 / (1 - p) if p < 1 else 0.0)
+    assert not torch.allclose(weights[0], weights[1])
+    assert torch.equal(weights[2], next(make(1.0).double().parameters()))  # nothing gets through
+
+
+def test_soft_labels_have_no_error_rate():
+    X, y = images()
+    soft = F.one_hot(y).double() * 0.8 + 0.2 / 3
+    models = [dense(1), dense(1)]
+    (many,) = train_many(models[:1], (X, soft), [TrainingSettings(max_epochs=2)])
+    one = train(models[1], (X, soft), TrainingSettings(max_epochs=2))
+    assert many.losses == pytest.approx(one.losses)
+    assert many.epochs[0].error is one.epochs[0].error is None
+
+
+@pytest.mark.parametrize("make", [Residual, Normed])  # in a stack, and alone
+def test_training_leaves_only_weights_behind(make):
+    X, y = images()
+    model = make(0)
+    model.norm.eval()
+    model.first.weight.grad = torch.full_like(model.first.weight, 7.0)
+
+    def stop(now):
+        raise KeyboardInterrupt
+
+    for progress in (lambda now: None, stop):
+        with contextlib.suppress(KeyboardInterrupt):
+            its = TrainingSettings("sam", batch_size=11, max_epochs=2)
+            train_many([model], (X, y), [its], progress)
+        assert [m.training for m in (model, model.first, model.norm)] == [True, True, False]
+        assert (model.first.weight.grad == 7).all()
+        assert model.last.weight.grad is None
+        assert all(p.requires_grad for p in model.parameters())
+
+
+def test_an_interrupt_between_the_two_passes_of_sam_leaves_no_perturbed_weights():
+    X, y = images()
+    calls = 0
+
+    def loss(z, y):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return F.cross_entropy(z, y, reduction="none")
+
+    its = TrainingSettings("sam", learning_rate=1e-9, radius=10.0, batch_size=11)
+    model = dense(1)
+    with pytest.raises(KeyboardInterrupt):
+        train_many([model], (X, y), [its], loss=loss)
+    assert_same(model, dense(1))
 
 
 def test_a_run_that_diverges_says_so_and_the_rest_go_on():

@@ -26,6 +26,8 @@ from lowland.problem import Problem
 
 Kind = Literal["hessian", "ggn", "fisher"]  # the Fisher block is the empirical one
 
+# Entries of Jacobians that are multiplied at a time: they stay in the processor's cache.
+_CACHED = 1 << 17
 # Entries of packed outer products in flight.
 _PAIRS = 1 << 22
 # Rows of Jacobians (outputs x samples) up to which they are computed in one vectorised pass.
@@ -76,7 +78,13 @@ class Factors:
         """The sum over samples of the diagonals of the weight's block, (M,)."""
         if self.is_outer:
             J = self.J[:, :, 0, 0]  # (n, C, out)
-            S = (J * (self.A @ J)).sum(1)  # the diagonals of J^T A J, (n, out)
+            size = max(1, _CACHED // J[0].numel())
+            S = torch.cat(  # the diagonals of J^T A J, (n, out)
+                [
+                    (J_ * (A_ @ J_)).sum(1)
+                    for J_, A_ in zip(J.split(size), self.A.split(size), strict=True)
+                ]
+            )
             return (S.T @ self.x[:, 0, 0].square()).flatten()
         B = self.layer.gradients(self.x, self.J)
         return (B * (self.A @ B)).sum((0, 1))
@@ -170,8 +178,9 @@ def _of_batch(
     through = [t for t in taps.values() if kind == "ggn" or piecewise_linear(z, t.a)]
     found = {}
     if through:
-        J = _jacobians(z, [t.a for t in through])
         A = output_curvature(problem, z.detach(), batch.targets)
+        seen = _seen(A)
+        J, A = _jacobians(z, [t.a for t in through], seen), seen @ A @ seen.T
         for t, columns in zip(through, J, strict=True):
             C, n = columns.shape[:2]
             J_t = t.layer.outputs(columns.flatten(0, 1)).unflatten(0, (C, n)).transpose(0, 1)
@@ -197,12 +206,25 @@ def _gradients(losses: Tensor, taps: dict[str, Tap]) -> dict[str, Factors]:
     }
 
 
-def _jacobians(z: Tensor, points: list[Tensor]) -> list[Tensor]:
-    """For each point a: the gradients of z_c with respect to a, (C, n, ...)."""
+def _seen(A: Tensor) -> Tensor:
+    """Orthonormal rows (r, C) that span all directions of outputs with curvature.
+
+    Behind a softmax a common shift of all outputs has none: one backward pass less.
+    """
+    C = A.shape[-1]
+    eye = torch.eye(C, dtype=A.dtype, device=A.device)
+    if C == 1 or A.sum(-1).abs().amax() > 4 * C * torch.finfo(A.dtype).eps * A.abs().amax():
+        return eye
+    v = eye[0] - C**-0.5  # the reflection that takes the first unit vector to the common shift
+    return (eye - 2 * torch.outer(v, v) / v.square().sum())[1:]
+
+
+def _jacobians(z: Tensor, points: list[Tensor], rows: Tensor) -> list[Tensor]:
+    """For each point a: the gradients of ``rows z`` with respect to a, (r, n, ...)."""
     flat = z.flatten(1)
-    n, C = flat.shape
-    units = torch.eye(C, dtype=z.dtype, device=z.device).unsqueeze(1).expand(C, n, C)
-    if C * n <= _BATCHED:  # all of them in one pass: as many samples, fewer calls
+    n, (r, C) = len(flat), rows.shape
+    units = rows.unsqueeze(1).expand(r, n, C)
+    if r * n <= _BATCHED:  # all of them in one pass: as many samples, fewer calls
         return list(
             torch.autograd.grad(
                 flat,
@@ -213,11 +235,11 @@ def _jacobians(z: Tensor, points: list[Tensor]) -> list[Tensor]:
                 materialize_grads=True,
             )
         )
-    rows = [
+    found = [
         torch.autograd.grad(flat, points, unit, retain_graph=True, materialize_grads=True)
         for unit in units
     ]
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
+    return [torch.stack(column) for column in zip(*found, strict=True)]
 
 
 def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:

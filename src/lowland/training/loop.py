@@ -54,14 +54,20 @@ def run(
 ) -> Training:
     """As :func:`train`; a training that diverges is returned like any other."""
     check_batch(settings, data)
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
+    grads = [(p, p.grad) for p in model.parameters()]
+    for p, _ in grads:
+        p.grad = None
     device = [data[0].device] if data[0].is_cuda else []
     with _threads_that_pay(model), torch.random.fork_rng(device):
         torch.manual_seed(settings.seed)  # for the model's own dropout
         try:
             return _run(model, data, settings, loss, progress)
         finally:
-            model.train(training)
+            for module, mode in modes:
+                module.training = mode
+            for p, grad in grads:
+                p.grad = grad
 
 
 def check_batch(settings: TrainingSettings, data: Data) -> None:
@@ -71,6 +77,11 @@ def check_batch(settings: TrainingSettings, data: Data) -> None:
             f"batch_size is {settings.batch_size}, but there are {len(data[0])} training samples; "
             "use a smaller batch or more data"
         )
+
+
+def has_classes(loss: Loss, targets: Tensor) -> bool:
+    """Whether the targets are class indices, of which outputs can be wrong; soft labels are not."""
+    return loss.classes and not targets.is_floating_point()
 
 
 @contextlib.contextmanager
@@ -185,11 +196,12 @@ def _evaluated(model: nn.Module, data: Data, loss: Loss) -> Epoch:
     model.eval()
     X, y = data
     total, wrong = 0.0, 0
+    classes = has_classes(loss, y)
     for x, target in zip(X.split(_CHUNK), y.split(_CHUNK), strict=True):
         outputs = model(x)
         total += float(loss(outputs, target).sum(dtype=torch.float64))
-        if loss.classes:
+        if classes:
             wrong += int((outputs.argmax(1) != target).sum())
     norms = torch.stack([p.norm() for p in model.parameters()])
-    error = wrong / y.numel() if loss.classes else None
+    error = wrong / y.numel() if classes else None
     return Epoch(total / len(X), error, float(norms.norm()))

@@ -16,10 +16,11 @@ from lowland.training.stack import (
     Dropouts,
     Forward,
     Weights,
-    forward_of,
+    activity_bytes,
     kind_of,
     laid_out,
     stacked,
+    trusted_forward,
 )
 
 # Optimisers whose steps are written for stacks below; the others train one network at a time.
@@ -80,17 +81,14 @@ def train_many(
     runs = [_Run(*one) for one in zip(range(len(models)), models, pairs, settings, strict=True)]
     watch = _Watch(runs, progress)
     criterion = resolve(loss)
-    for group in _groups(runs):
-        modes = [run.model.training for run in group]
-        try:
-            if (forward := _stackable(group)) is not None:
-                _Stack(group, forward, criterion).train(watch)
-            else:
-                for run in group:
-                    _alone(run, criterion, watch)
-        finally:
-            for run, mode in zip(group, modes, strict=True):
-                run.model.train(mode)
+    # Only losses of single samples can take the samples of all runs together.
+    single = isinstance(loss, str) or type(loss).__module__.startswith("torch.nn.")
+    for group, forward in _groups(runs):
+        if forward is not None:
+            _Stack(group, forward, criterion, single).train(watch)
+        else:
+            for run in group:
+                _alone(run, criterion, watch)
     return [Training(run.settings, run.epochs, run.seconds) for run in runs]
 
 
@@ -139,38 +137,25 @@ def _is_pair(data: Data | Sequence[Data]) -> bool:
     return len(data) == 2 and all(isinstance(part, Tensor) for part in data)
 
 
-def _groups(runs: Sequence[_Run]) -> Iterator[list[_Run]]:
-    """Runs that can share a stack, as far as the memory for one goes."""
+def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[_Run], Forward | None]]:
+    """Runs that share a stack, as far as the memory for one goes; without a forward: alone."""
     groups: dict[object, list[_Run]] = {}
     for run in runs:
         kind = kind_of(run.model) if run.settings.optimizer in _STACKED else None
         X, y = run.data
         alike = (X.shape, X.dtype, y.shape, run.settings.batch_size, run.settings.optimizer)
         groups.setdefault((kind, *alike) if kind else run, []).append(run)
-    for group in groups.values():
-        size = sum(p.numel() * p.element_size() for p in group[0].model.parameters())
-        most = max(1, _STACK // (8 * max(1, size)))
-        yield from (group[i : i + most] for i in range(0, len(group), most))
-
-
-def _stackable(group: list[_Run]) -> Forward | None:
-    """How to compute the group's outputs together, if that gives what each model does alone."""
-    first = group[0]
-    if first.settings.optimizer not in _STACKED or kind_of(first.model) is None:
-        return None
-    models = [run.model for run in group]
-    some = [run.data[0][:2] for run in group]
-    try:
-        forward = forward_of(first.model, some[0])
-        weights = stacked(models)
-        masks = Dropouts(models, some[0], [0] * len(models)).draw(len(some[0]), some[0])
-        with torch.no_grad():
-            forward({**weights, **masks}, torch.stack(some), True)
-            found = forward(weights, torch.stack(some), False)
-            alone = torch.stack([m.eval()(x) for m, x in zip(models, some, strict=True)])
-    except RuntimeError:  # of vmap, where the module is more than a function of its weights
-        return None
-    return forward if torch.allclose(found, alone, rtol=1e-3, atol=1e-5) else None
+    for key, group in groups.items():
+        some = [run.data[0][:2] for run in group]
+        forward = trusted_forward([r.model for r in group], some) if key is not group[0] else None
+        if forward is None:
+            yield group, None
+            continue
+        model, batch = group[0].model, group[0].settings.batch_size
+        weights = sum(p.nbytes for p in model.parameters())
+        most = max(1, _STACK // (8 * weights + 4 * batch * activity_bytes(model, some[0])))
+        for first in range(0, len(group), most):
+            yield group[first : first + most], forward
 
 
 def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
@@ -185,8 +170,8 @@ def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
 class _Stack:
     """Runs that take their steps together."""
 
-    def __init__(self, runs: list[_Run], forward: Forward, loss: Loss) -> None:
-        self.runs, self.forward, self.loss = runs, forward, loss
+    def __init__(self, runs: list[_Run], forward: Forward, loss: Loss, single: bool) -> None:
+        self.runs, self.forward, self.loss, self.single = runs, forward, loss, single
         self.method = runs[0].settings.optimizer
         models = [run.model for run in runs]
         self.weights = stacked(models)
@@ -232,8 +217,7 @@ class _Stack:
         order = torch.stack([torch.randperm(n, generator=g) for g in self.orders])
         for rows in order.split(self.runs[0].settings.batch_size, dim=1):
             x, y = self.data.rows(rows)
-            masks = self.dropouts.draw(rows.shape[1], x) if self.dropouts else {}
-            self._step(x, y, masks, decay)
+            self._step(x, y, self.dropouts.draw(rows.shape[1]), decay)
 
     def _each(self, values: Sequence[float]) -> Tensor:
         """One number for each run, as the weights are."""
@@ -243,9 +227,11 @@ class _Stack:
         grads = self._gradients(x, y, masks, decay)
         if self.method in _DEFAULT_RADIUS:
             before = {name: self.weights[name].clone() for name in self.learnt}
-            self._climb(grads)
-            grads = self._gradients(x, y, masks, decay)
-            self.weights.update(before)
+            try:
+                self._climb(grads)
+                grads = self._gradients(x, y, masks, decay)
+            finally:  # an interrupt must not leave them up there
+                self.weights.update(before)
         self.steps += 1
         if self.method == "adam":
             self._adam(grads)
@@ -262,20 +248,29 @@ class _Stack:
         leaves = {name: self.weights[name].requires_grad_() for name in self.learnt}
         try:
             outputs = self.forward({**self.weights, **masks}, x, True)
-            losses = self.loss(outputs.flatten(0, 1), y.flatten(0, 1))
-            grads = torch.autograd.grad(losses.sum() / x.shape[1], list(leaves.values()))
+            mean = self._losses(outputs, y).mean(1)  # of each run
+            found = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
         finally:
             for leaf in leaves.values():
                 leaf.requires_grad_(False)
-        for w, g in zip(leaves.values(), grads, strict=True):
+        grads = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        for name, g in grads.items():
+            w = self.weights[name]
             if w.ndim < 3:  # a bias
                 continue
+            # Not in place: two parameters may have been given one tensor.
             if "squared" in decay:
-                g.addcmul_(w, _column(2 * decay["squared"], w))
+                grads[name] = g = torch.addcmul(g, w, _column(2 * decay["squared"], w))
             if "norm" in decay:
                 norms = _squares(w).sqrt().clamp_min(torch.finfo(w.dtype).tiny)
-                g.addcmul_(w, _column(decay["norm"] / norms, w))
-        return dict(zip(leaves, grads, strict=True))
+                grads[name] = torch.addcmul(g, w, _column(decay["norm"] / norms, w))
+        return grads
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Of every sample of every run, (runs, batch)."""
+        if self.single:
+            return self.loss(outputs.flatten(0, 1), y.flatten(0, 1)).unflatten(0, y.shape[:2])
+        return torch.stack([self.loss(z, own) for z, own in zip(outputs, y, strict=True)])
 
     def _climb(self, grads: Weights) -> None:
         """To the worst point of the ball, as SAM and ASAM see it."""
@@ -304,17 +299,17 @@ class _Stack:
         n = len(self.runs[0].data[0])
         total = torch.zeros(len(self.runs), dtype=torch.float64)
         wrong = torch.zeros(len(self.runs))
+        classes = loop.has_classes(self.loss, self.runs[0].data[1])
         for rows in torch.arange(n).split(max(1, _CHUNK // len(self.runs))):
             x, y = self.data.slices(rows)
             outputs = self.forward(self.weights, x, False)
-            losses = self.loss(outputs.flatten(0, 1), y.flatten(0, 1))
-            total += losses.unflatten(0, y.shape[:2]).sum(1, dtype=torch.float64).cpu()
-            if self.loss.classes:
+            total += self._losses(outputs, y).sum(1, dtype=torch.float64).cpu()
+            if classes:
                 wrong += (outputs.argmax(2) != y).flatten(1).sum(1).cpu()
         norms = torch.stack([_squares(self.weights[name]) for name in self.learnt]).sum(0).sqrt()
         count = y[0].numel() // len(rows) * n
         return [
-            Epoch(float(sum_) / n, float(e) / count if self.loss.classes else None, float(norm))
+            Epoch(float(sum_) / n, float(e) / count if classes else None, float(norm))
             for sum_, e, norm in zip(total, wrong, norms, strict=True)
         ]
 

@@ -99,10 +99,12 @@ class Training:
         """What went wrong, if it diverged."""
         if not self.diverged:
             return None
-        return (
-            f"training diverged in epoch {len(self.epochs)}; use a learning rate below "
-            f"{self.settings.learning_rate:g}"
-        )
+        advice = f"use a learning rate below {self.settings.learning_rate:g}"
+        if self.settings.decay:
+            advice += f", or less decay than {self.settings.decay:g}"
+        if len(self.epochs) == 1:
+            advice += "; if it is not finite from the start, look at the data and the loss"
+        return f"training diverged in epoch {len(self.epochs)}; {advice}"
 
     def curves(self) -> dict[str, list[float]]:
         """Each quantity over the epochs, those that are known."""

@@ -2,10 +2,12 @@
 
 A step of a small network is mostly the overhead of its many operations. With the weights of R
 networks stacked, each operation serves all of them. Where the network is a sequence of dense layers
-these are batched matrix products, otherwise ``torch.func.vmap`` of the module itself.
+these are batched matrix products, otherwise ``torch.func.vmap`` of the module itself. A stack is
+trusted only after it did, on copies, what each of its models does alone.
 """
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +19,14 @@ from torch.nn.modules.batchnorm import _NormBase
 
 Weights = dict[str, Tensor]  # by name, each with the runs as its first dimension
 # (weights, inputs, training) -> outputs (runs, batch, ...). Inputs are (runs, batch, ...), or
-# (1, batch, ...) where all runs see the same; weights may hold masks of Dropouts.
+# (1, batch, ...) where all runs see the same; weights hold masks of Dropouts in training.
 Forward = Callable[[Weights, Tensor, bool], Tensor]
 
 # Modules that see each activity alone.
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus)
 
 # Random numbers that a run draws for its dropout at once. It must not depend on the other runs.
-_DRAWN = 1_000_000
+_DRAWN = 100_000
 
 
 def kind_of(model: nn.Module) -> str | None:
@@ -34,14 +36,24 @@ def kind_of(model: nn.Module) -> str | None:
     for each run from its own seed. Runs may differ in the rate of dropout, and in nothing else
     that a module keeps beside its tensors.
     """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    params = dict(model.named_parameters(remove_duplicate=False))
+    dropouts = [m for m in modules.values() if isinstance(m, nn.Dropout)]
     noise = nn.modules.dropout._DropoutNd
-    if any(isinstance(m, _NormBase | noise) and type(m) is not nn.Dropout for m in model.modules()):
-        return None
-    if any(not p.requires_grad for p in model.parameters()):
+    if (
+        any(
+            isinstance(m, _NormBase | noise) and type(m) is not nn.Dropout for m in modules.values()
+        )
+        or any(m._forward_hooks or m._forward_pre_hooks for m in modules.values())
+        or any(not p.requires_grad for p in params.values())
+        or any(p.dtype not in (torch.float32, torch.float64) for p in params.values())
+        or len(set(params.values())) < len(params)  # tied
+        or len(set(dropouts)) < len(dropouts)
+    ):
         return None
     shapes = {name: (tuple(v.shape), v.dtype, v.device) for name, v in model.state_dict().items()}
-    modules = {name: (type(m), _constants(m)) for name, m in model.named_modules()}
-    return f"{modules}{shapes}"
+    constants = {name: (type(m), _constants(m)) for name, m in modules.items()}
+    return f"{constants}{shapes}"
 
 
 def _constants(module: nn.Module) -> dict[str, Any]:
@@ -69,11 +81,11 @@ def laid_out(same: Sequence[Tensor]) -> Tensor:
 class Dropouts:
     """Masks of every ``nn.Dropout`` for every run, each drawn from the run's own seed."""
 
-    def __init__(self, models: Sequence[nn.Module], sample: Tensor, seeds: Sequence[int]) -> None:
-        self.shapes = _seen_by_dropouts(models[0], sample)
+    def __init__(self, models: Sequence[nn.Module], inputs: Tensor, seeds: Sequence[int]) -> None:
+        self.shapes = _seen_by_dropouts(models[0], inputs)
+        self.like = next(models[0].parameters())
         self.rates = {
-            name: torch.tensor([_dropouts(m)[name].p for m in models], dtype=torch.float64)
-            for name in self.shapes
+            name: torch.tensor([_dropouts(m)[name].p for m in models]) for name in self.shapes
         }
         self._generators = {
             name: [torch.Generator().manual_seed(seed + 10**6 * (1 + i)) for seed in seeds]
@@ -81,10 +93,14 @@ class Dropouts:
         }
         self._drawn: dict[str, list[Tensor]] = {name: [] for name in self.shapes}
 
-    def __bool__(self) -> bool:
-        return bool(self.shapes)
+    def ones(self, runs: int, batch: int) -> Weights:
+        """Masks that drop nothing."""
+        return {
+            f"{name}.mask": self.like.new_ones(runs, batch, *shape)
+            for name, shape in self.shapes.items()
+        }
 
-    def draw(self, batch: int, like: Tensor) -> Weights:
+    def draw(self, batch: int) -> Weights:
         """Masks for the next batch, by the name of the buffer that holds them."""
         masks = {}
         for name, shape in self.shapes.items():
@@ -96,9 +112,9 @@ class Dropouts:
                     dim=1,
                 )
                 kept = 1 - self.rates[name].view(-1, *(1 for _ in uniform.shape[2:]))
+                scaled = (uniform < kept) / kept.clamp_min(torch.finfo(kept.dtype).tiny)
                 # A step's masks are (runs, batch, ...); the first is used first.
-                ready = list(((uniform < kept) / kept).to(like).flip(0))
-                self._drawn[name] = ready
+                ready = self._drawn[name] = list(scaled.to(self.like).flip(0))
             masks[f"{name}.mask"] = ready.pop()
         return masks
 
@@ -119,18 +135,63 @@ class _Masked(nn.Module):
         self.register_buffer("mask", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        if self.mask.shape != x.shape:
+            raise RuntimeError("this dropout sees another shape than it was drawn for")
         return x * self.mask
 
 
-def forward_of(model: nn.Module, sample: Tensor) -> Forward:
-    """How to compute the outputs of a stack of such models; ``sample`` is a batch of inputs."""
-    if isinstance(model, nn.Sequential) and _is_dense(model, sample):
+def trusted_forward(models: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Forward | None:
+    """How to compute the outputs of all models together, if that gives what each gives alone.
+
+    ``inputs`` are some samples for each. Both modes are tried on copies, without dropout. None if
+    the outputs differ, or if a forward pass changes the module.
+    """
+    copies = [copy.deepcopy(model) for model in models]
+    for dropout in itertools.chain.from_iterable(_dropouts(c).values() for c in copies):
+        dropout.p = 0.0
+    weights = stacked(copies)
+    try:
+        forward = _forward_of(copies[0], inputs[0])
+        masks = Dropouts(copies, inputs[0], [0] * len(models)).ones(len(models), len(inputs[0]))
+        with torch.no_grad(), torch.random.fork_rng():
+            for training in (True, False):
+                found = forward({**weights, **masks}, torch.stack(list(inputs)), training)
+                alone = [c.train(training)(x) for c, x in zip(copies, inputs, strict=True)]
+                if not torch.allclose(found, torch.stack(alone), rtol=1e-3, atol=1e-5):
+                    return None
+    except Exception:  # whatever a module does that a function of its weights cannot do
+        return None
+    after = stacked(copies)
+    return forward if all(torch.equal(weights[name], after[name]) for name in weights) else None
+
+
+def activity_bytes(model: nn.Module, inputs: Tensor) -> int:
+    """What the outputs of all modules take for one sample."""
+    held = 0
+
+    def count(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal held
+        held += output.nbytes if isinstance(output, Tensor) else 0
+
+    probe = copy.deepcopy(model).eval()
+    for module in probe.modules():
+        module.register_forward_hook(count)
+    with torch.no_grad():
+        probe(inputs[:1])
+    return held
+
+
+def _forward_of(model: nn.Module, inputs: Tensor) -> Forward:
+    if type(model) is nn.Sequential and _is_dense(model, inputs):
         return _Dense(model)
     # In training mode, so that noise which is not ours is an error of vmap and not left out.
     modes = {mode: copy.deepcopy(model).train(mode) for mode in (True, False)}
     for template in modes.values():
         for name in _dropouts(model):
-            template.set_submodule(name, _Masked())
+            masked = _Masked().train(template.training)
+            template.set_submodule(name, masked)
 
     def forward(weights: Weights, inputs: Tensor, training: bool) -> Tensor:
         def one(own: Weights, x: Tensor) -> Tensor:
@@ -143,8 +204,8 @@ def forward_of(model: nn.Module, sample: Tensor) -> Forward:
     return forward
 
 
-def _is_dense(model: nn.Sequential, sample: Tensor) -> bool:
-    flat = sample.ndim == 2 or isinstance(model[0], nn.Flatten)
+def _is_dense(model: nn.Sequential, inputs: Tensor) -> bool:
+    flat = inputs.ndim == 2 or isinstance(model[0], nn.Flatten)
     return flat and all(map(_is_plain, model))
 
 
@@ -162,15 +223,14 @@ class _Dense:
 
     def __call__(self, weights: Weights, inputs: Tensor, training: bool) -> Tensor:
         x = inputs
-        for name, module in self.model.named_children():
+        for name, module in self.model._modules.items():
             if isinstance(module, nn.Linear):
                 x = _dense(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
             elif isinstance(module, nn.Dropout):
-                mask = weights.get(f"{name}.mask")
-                x = x if mask is None else x * mask
+                x = x * weights[f"{name}.mask"] if training else x
             elif isinstance(module, nn.Flatten):
                 x = x.flatten(2)
-            else:
+            elif module is not None:
                 x = module(x)
         return x
 
@@ -188,19 +248,28 @@ def _dropouts(model: nn.Module) -> dict[str, nn.Dropout]:
     return {name: m for name, m in model.named_modules() if isinstance(m, nn.Dropout)}
 
 
-def _seen_by_dropouts(model: nn.Module, sample: Tensor) -> dict[str, torch.Size]:
-    """The shape of what each dropout sees of one sample."""
-    shapes: dict[str, torch.Size] = {}
-    handles = [
-        dropout.register_forward_pre_hook(
-            lambda _, args, name=name: shapes.__setitem__(name, args[0].shape[1:])
+def _seen_by_dropouts(model: nn.Module, inputs: Tensor) -> dict[str, torch.Size]:
+    """The shape of what each dropout sees of one sample, in training.
+
+    Told from two batches of different size: each dropout must be called once in a pass, and see the
+    samples along the first dimension.
+    """
+    if not _dropouts(model):
+        return {}
+    probe = copy.deepcopy(model).train()
+    seen: list[tuple[str, torch.Size]] = []
+    for name, dropout in _dropouts(probe).items():
+        dropout.register_forward_hook(
+            lambda _, args, out, name=name: seen.append((name, out.shape))
         )
-        for name, dropout in _dropouts(model).items()
-    ]
-    try:
+    found: list[dict[str, torch.Size]] = []
+    for batch in (2, 3):
+        seen.clear()
         with torch.no_grad(), torch.random.fork_rng():
-            model(sample)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return shapes
+            probe(inputs[:1].expand(batch, *inputs.shape[1:]))
+        if len(dict(seen)) < len(seen) or any(shape[:1] != (batch,) for _, shape in seen):
+            raise RuntimeError("a dropout acts twice, or not on samples")
+        found.append({name: shape[1:] for name, shape in seen})
+    if found[0] != found[1]:
+        raise RuntimeError("what a dropout sees depends on the number of samples")
+    return found[0]

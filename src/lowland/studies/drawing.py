@@ -1,0 +1,371 @@
+"""Figures for print: what a panel shows is computed first, then drawn and written as a table.
+
+Error bars and bands are standard deviations over realisations, as in the papers.
+"""
+
+import csv
+import io
+import math
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowland.errors import InputError
+from lowland.studies.evidence import Column, Runs, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from lowland.studies.study import Study
+
+KINDS = ("svg", "pdf", "png", "csv")
+
+# Okabe and Ito's colours, which every kind of sight tells apart, without the pale yellow.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_MARKERS = "osD^vP*"
+_STYLE: Any = {
+    "font.size": 8,
+    "axes.labelsize": 8.5,
+    "axes.titlesize": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.fontsize": 7.5,
+    "legend.title_fontsize": 7.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "pdf.fonttype": 42,  # letters stay letters
+    "svg.hashsalt": "lowland",  # equal figures are equal files
+}
+_SYMBOLS = {
+    "learning_rate": "learning rate $\\alpha$",
+    "batch_size": "batch size $B$",
+    "decay": "decay rate $\\beta$",
+    "init_scale": "initial scale $s$",
+    "dropout": "dropout $d$",
+    "label_noise": "random labels $\\rho$",
+    "per_class": "samples per class $N$",
+}
+_UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
+_PANEL = 2.9, 2.4  # inches
+_DECADES = 5  # of a spectrum: below them is rounding noise, or next to nothing
+_POINTS = 250
+_MANY = 2000  # points above which a picture of them is smaller than their list
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one colour, as they are drawn: NaN in ``sd`` for a single run."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    sd: np.ndarray
+    runs: np.ndarray  # behind each point
+
+
+@dataclass(frozen=True)
+class Against:
+    """Columns against a setting: means over realisations with their standard deviation."""
+
+    key: str
+    columns: dict[str, Column]  # by label
+    ylabel: str
+    xlabel: str | None = None
+    log: str = ""
+    where: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Of the two axes."""
+        return self.xlabel or _words(self.key), self.ylabel
+
+    def curves(self, runs: Runs) -> list[Curve]:
+        """One for each column."""
+        parts = runs.where(**self.where).by(self.key)
+        found = []
+        for label, column in self.columns.items():
+            numbers = [part.column(column) for part in parts.values()]
+            found.append(_means(label, np.array(list(parts), dtype=float), numbers))
+        return found
+
+    def draw(self, ax: "Axes", curves: list[Curve]) -> None:
+        """With a mark and a bar at every value."""
+        for curve, colour, marker in zip(curves, _colours(len(curves)), _marks(), strict=False):
+            ax.errorbar(
+                *(curve.x, curve.y, np.nan_to_num(curve.sd)),
+                color=colour,
+                marker=marker,
+                capsize=2,
+                elinewidth=0.9,
+                label=curve.label,
+            )
+        if "x" in self.log:
+            _ticks_at(ax, curves[0].x)
+        if "y" not in self.log and all(np.nanmin(curve.y) >= 0 for curve in curves):
+            ax.set_ylim(bottom=0)
+        if len(curves) > 1:
+            ax.legend()
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """An array against the rank n, a line for each value of a setting."""
+
+    array: Series
+    by: str | None
+    ylabel: str
+    log: str = "xy"
+    first: int | None = None  # directions to draw; all by default
+    where: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Of the two axes."""
+        return "$n$", self.ylabel
+
+    def curves(self, runs: Runs) -> list[Curve]:
+        """One for each value of the setting."""
+        found = []
+        for label, part in _parts(runs.where(**self.where), self.by):
+            arrays = part.array(self.array)[:, : self.first]
+            ranks = _ranks(arrays.shape[1], "x" in self.log)
+            found.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
+        return found
+
+    def draw(self, ax: "Axes", curves: list[Curve]) -> None:
+        """As lines with bands; on a logarithmic axis down to `_DECADES` below the top."""
+        for curve, colour in zip(curves, _shades(len(curves)), strict=True):
+            ax.plot(curve.x, curve.y, color=colour, label=curve.label)
+            bottom = curve.y - curve.sd
+            if "y" in self.log:  # a band that reaches 0 ends at the smallest mean
+                bottom = np.maximum(bottom, np.nanmin(curve.y))
+            band = {"linewidth": 0, "alpha": 0.2, "color": colour}
+            ax.fill_between(curve.x, bottom, curve.y + curve.sd, **band)
+        if "y" in self.log:
+            low, high = ax.get_ylim()
+            ax.set_ylim(bottom=max(low, high / 10**_DECADES))
+        _legend(ax, self.by, curves)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Numbers of runs, or directions by the mean over realisations, against each other."""
+
+    x: Column
+    y: Column
+    xlabel: str
+    ylabel: str
+    by: str | None = None
+    log: str = ""
+    line: bool = True
+    where: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """Of the two axes."""
+        return self.xlabel, self.ylabel
+
+    def curves(self, runs: Runs) -> list[Curve]:
+        """The points, by the values of the setting."""
+        found = []
+        for label, part in _parts(runs.where(**self.where), self.by):
+            points = [self._points(alike) for alike in _alike(part)]
+            x, y, count = (np.concatenate(column) for column in zip(*points, strict=True))
+            shown = np.isfinite(x) & np.isfinite(y)
+            shown &= (x > 0) | ("x" not in self.log)
+            shown &= (y > 0) | ("y" not in self.log)
+            found.append(Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown]))
+        return found
+
+    def _points(self, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of runs that differ only in their seeds: one for each, or one for each direction."""
+        x, y = _either(runs, self.x), _either(runs, self.y)
+        if x.ndim != y.ndim:
+            raise InputError("a scatter needs two columns, or two arrays, not one of each")
+        if x.ndim == 1:
+            return x, y, np.ones(len(x))
+        shared = min(x.shape[1], y.shape[1])
+        x, y = x[:, :shared].mean(axis=0), y[:, :shared].mean(axis=0)
+        return x, y, np.full(shared, float(len(runs)))
+
+    def draw(self, ax: "Axes", curves: list[Curve]) -> None:
+        """With the straight line that fits them best as they are seen."""
+        many = sum(len(curve.x) for curve in curves) > _MANY
+        small = any((curve.runs > 1).any() for curve in curves)
+        for curve, colour in zip(curves, _shades(len(curves)), strict=True):
+            ax.scatter(
+                *(curve.x, curve.y),
+                s=5 if small else 16,
+                color=colour,
+                alpha=0.6 if small else 0.85,
+                linewidths=0,
+                rasterized=many,
+                label=curve.label,
+            )
+        if self.line:
+            self._fit(ax, curves)
+        _legend(ax, self.by, curves)
+
+    def _fit(self, ax: "Axes", curves: list[Curve]) -> None:
+        x, y = (np.concatenate([getattr(c, name) for c in curves]) for name in "xy")
+        u, v = np.log(x) if "x" in self.log else x, np.log(y) if "y" in self.log else y
+        if len(u) < 3 or u.std() == 0 or v.std() == 0:
+            return
+        r, slope = np.corrcoef(u, v)[0, 1], np.polyfit(u, v, 1)
+        ends = np.array([u.min(), u.max()])
+        fitted = np.polyval(slope, ends)
+        ax.plot(
+            np.exp(ends) if "x" in self.log else ends,
+            np.exp(fitted) if "y" in self.log else fitted,
+            color="0.25",
+            linewidth=0.9,
+            linestyle="--",
+            zorder=0,
+        )
+        power = f", slope {slope[0]:.2f}" if set(self.log) == {"x", "y"} else ""
+        at, side = (0.04, "left") if r > 0 else (0.96, "right")
+        text = f"$r$ = {r:.2f}{power}"
+        ax.text(at, 0.96, text, ha=side, va="top", transform=ax.transAxes)
+
+
+Panel = Against | Spectrum | Scatter
+
+
+def draw(study: "Study", runs: Runs, folder: Path) -> list[Path]:
+    """The figure of a study as SVG, PDF and PNG, and the very numbers in it as CSV."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawn = [(panel, panel.curves(runs)) for panel in study.panels]
+    columns = 2 if len(drawn) in (2, 4) else min(len(drawn), 3)
+    rows = math.ceil(len(drawn) / columns)
+    paths = [folder / f"{study.file}.{kind}" for kind in KINDS]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure((_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
+        for i, (panel, curves) in enumerate(drawn):
+            ax = figure.add_subplot(rows, columns, i + 1)
+            if len(drawn) > 1:
+                ax.set_title(string.ascii_uppercase[i], loc="left", fontweight="bold")
+            _draw(ax, panel, curves)
+        for path in paths[:-1]:
+            figure.savefig(path, dpi=200, metadata=_UNDATED[path.suffix])
+    paths[-1].write_text(_csv(drawn), encoding="utf-8")
+    return paths
+
+
+def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:
+    ax.set_title(panel.title)
+    xlabel, ylabel = panel.labels
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    if not any(np.isfinite(curve.y).any() for curve in curves):
+        ax.text(0.5, 0.5, "no converged runs", ha="center", transform=ax.transAxes)
+        return
+    for axis in panel.log:
+        getattr(ax, f"set_{axis}scale")("log")
+    panel.draw(ax, curves)
+
+
+def _csv(drawn: list[tuple[Panel, list[Curve]]]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["panel", "x_label", "y_label", "curve", "x", "y", "sd", "runs"])
+    for letter, (panel, curves) in zip(string.ascii_uppercase, drawn, strict=False):
+        for curve in curves:
+            for x, y, sd, runs in zip(curve.x, curve.y, curve.sd, curve.runs, strict=True):
+                numbers = ("" if math.isnan(v) else f"{v:.8g}" for v in (x, y, sd))
+                table.writerow([letter, *panel.labels, curve.label, *numbers, int(runs)])
+    return text.getvalue()
+
+
+# --- what is drawn -------------------------------------------------------------------------------
+
+
+def _means(label: str, x: np.ndarray, groups: list[np.ndarray]) -> Curve:
+    """Mean and standard deviation of each group, without what is not defined."""
+    groups = [group[np.isfinite(group)] for group in groups]
+    return Curve(
+        label,
+        x,
+        np.array([group.mean() if len(group) else np.nan for group in groups]),
+        np.array([group.std(ddof=1) if len(group) > 1 else np.nan for group in groups]),
+        np.array([len(group) for group in groups]),
+    )
+
+
+def _ranks(n: int, log: bool) -> np.ndarray:
+    """The directions to draw, from 0: on a logarithmic axis few are seen apart."""
+    if not log or not n:
+        return np.arange(n)
+    return np.unique(np.geomspace(1, n, _POINTS).round().astype(int)) - 1
+
+
+def _either(runs: Runs, name: Column) -> np.ndarray:
+    """A column, or an array of each run: the names of arrays have a slash."""
+    is_array = isinstance(name, str) and "/" in name
+    return runs.array(name) if is_array else runs.column(name)
+
+
+def _parts(runs: Runs, by: str | None) -> Iterator[tuple[str, Runs]]:
+    """The runs of each value of a setting with its label; without a setting, all."""
+    if not runs.rows:
+        return
+    if by is None:
+        yield "", runs
+    else:
+        for value, part in runs.by(by).items():
+            yield f"{value:g}" if isinstance(value, int | float) else str(value), part
+
+
+def _alike(runs: Runs) -> list[Runs]:
+    """The runs in groups that differ only in their seeds."""
+    groups = [runs]
+    for name in runs.varied:
+        groups = [part for group in groups for part in group.by(name).values()]
+    return groups
+
+
+# --- how it looks --------------------------------------------------------------------------------
+
+
+def _colours(n: int) -> list[Any]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(n)]
+
+
+def _marks() -> Iterator[str]:
+    while True:
+        yield from _MARKERS
+
+
+def _shades(n: int) -> list[Any]:
+    """Colours for the values of a setting, which have an order."""
+    from matplotlib import colormaps
+
+    if n == 1:
+        return [_COLOURS[0]]
+    return list(colormaps["viridis"](np.linspace(0, 0.88, n)))
+
+
+def _legend(ax: "Axes", by: str | None, curves: list[Curve]) -> None:
+    if by is not None:
+        ax.legend(title=_words(by), alignment="left", ncols=1 + (len(curves) > 6))
+
+
+def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
+    """The values themselves in place of powers of ten."""
+    if len(values) > 1:
+        ax.set_xticks(values, [f"{value:g}" for value in values])
+        ax.set_xticks([], minor=True)
+
+
+def _words(key: str) -> str:
+    return _SYMBOLS.get(key, key.replace("_", " "))

@@ -1,0 +1,141 @@
+"""The runs that a study looks at, read from the store of a sweep."""
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowland.errors import InputError
+from lowland.results import ARRAYS
+from lowland.sweep.configuration import SETTINGS, Configuration
+from lowland.sweep.plan import key
+from lowland.sweep.store import Store
+
+if TYPE_CHECKING:
+    import pandas
+
+
+# A column of the table by its name, or a function that gives one number for each run.
+Column = str | Callable[["Runs"], np.ndarray]
+# An array that is kept of every run, by its name, or a function that gives one as (runs, n).
+Series = str | Callable[["Runs"], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs that were done and converged, each a row of the table and a directory.
+
+    ``left_out`` are the rows of the others, which failed or did not reach their goal: nothing is
+    concluded from them.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    left_out: tuple[dict[str, Any], ...]
+    folder: Path  # of all runs; each in a directory of its key
+
+    @classmethod
+    def of(cls, store: str | Path, grid: Iterable[Configuration]) -> "Runs":
+        """Those runs of a grid that the store has."""
+        opened = Store(store)
+        found = {row["key"]: row for row in opened.rows()}
+        rows = [found[name] for name in map(key, grid) if name in found]
+        good = [row["status"] == "done" and row["converged"] is not False for row in rows]
+        return cls(
+            rows=tuple(row for row, ok in zip(rows, good, strict=True) if ok),
+            left_out=tuple(row for row, ok in zip(rows, good, strict=True) if not ok),
+            folder=opened.directory / "runs",
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Runs({len(self)} converged, {len(self.left_out)} left out)"
+
+    @property
+    def table(self) -> "pandas.DataFrame":
+        """A row for each run: its configuration and its results."""
+        import pandas
+
+        return pandas.DataFrame(list(self.rows))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The realisations, each once."""
+        return sorted({row["seed"] for row in self.rows})
+
+    def where(self, **settings: Any) -> "Runs":
+        """The runs with these values; a list, tuple or set admits any of its members."""
+        for name in settings:
+            self._check(name)
+
+        def fits(row: dict[str, Any]) -> bool:
+            return all(
+                row.get(name) in value
+                if isinstance(value, list | tuple | set | range)
+                else row.get(name) == value
+                for name, value in settings.items()
+            )
+
+        return self._those(fits)
+
+    def by(self, name: str) -> "dict[Any, Runs]":
+        """The runs of each value of a column, in the order of the values."""
+        self._check(name)
+        values = sorted({row[name] for row in self.rows})
+        return {value: self.where(**{name: value}) for value in values}
+
+    def column(self, of: Column) -> np.ndarray:
+        """One value per run, such as ``gap``; NaN where a run has none."""
+        if not self.rows:
+            return np.zeros(0)
+        if callable(of):
+            return np.asarray(of(self), dtype=float)
+        self._check(of)
+        values = [row[of] for row in self.rows]
+        if all(value is None or isinstance(value, bool | int | float) for value in values):
+            return np.array([np.nan if value is None else value for value in values], dtype=float)
+        return np.array(values, dtype=object)
+
+    def array(self, of: Series) -> np.ndarray:
+        """One array per run, (runs, n), such as ``duality/sigma_g``; NaN beyond the end of one."""
+        if not self.rows:
+            return np.zeros((0, 0))
+        if callable(of):
+            return np.asarray(of(self), dtype=float)
+        arrays = [_array(self.folder / row["key"] / ARRAYS, of) for row in self.rows]
+        filled = np.full((len(arrays), max(map(len, arrays))), np.nan)
+        for i, one in enumerate(arrays):
+            filled[i, : len(one)] = one
+        return filled
+
+    @property
+    def varied(self) -> list[str]:
+        """The settings, other than seeds, that are not the same in all runs."""
+        return [
+            name
+            for name in SETTINGS
+            if name not in ("seed", "data_seed") and len({row.get(name) for row in self.rows}) > 1
+        ]
+
+    def _those(self, fits: Callable[[dict[str, Any]], bool]) -> "Runs":
+        return Runs(tuple(filter(fits, self.rows)), tuple(filter(fits, self.left_out)), self.folder)
+
+    def _check(self, name: str) -> None:
+        known = [*self.rows, *self.left_out]
+        if known and name not in known[0]:
+            near = difflib.get_close_matches(name, known[0], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known[0])}"
+            raise InputError(f"the runs have no column {name!r}; {hint}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _array(path: Path, name: str) -> np.ndarray:
+    with np.load(path) as arrays:
+        if name not in arrays:
+            raise InputError(f"{path} has no array {name!r}; there are {', '.join(arrays)}")
+        return np.asarray(arrays[name], dtype=float)

@@ -1,0 +1,58 @@
+"""Networks of the studies that a configuration names as ``lowland.studies.networks:NAME``."""
+
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions, each after BatchNorm and ReLU, beside a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(before)
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        changes = before != after or stride != 1
+        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if changes else None
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        active = self.norm1(x).relu()
+        inner = self.conv2(self.norm2(self.conv1(active)).relu())
+        return inner + (x if self.shortcut is None else self.shortcut(active))
+
+
+def wide_resnet(depth: int, width: int, *, channels: int = 3, classes: int = 10) -> nn.Sequential:
+    """A wide residual network for small images (Zagoruyko & Komodakis 2016, Table 1).
+
+    Three groups of ``(depth - 4) / 6`` blocks with 16, 32 and 64 times ``width`` channels, without
+    dropout. Weights are drawn as there, normally with variance ``2 / fan_out`` (He et al. 2015).
+    """
+    blocks, rest = divmod(depth - 4, 6)
+    if rest or blocks < 1 or width < 1:
+        raise ValueError(
+            f"a wide residual network has a depth of 10, 16, 22, ... and a width of 1 or more; got "
+            f"{depth} and {width}"
+        )
+    modules: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+    before = 16
+    for group, after in enumerate(16 * width * 2**i for i in range(3)):
+        for block in range(blocks):
+            modules.append(Block(before, after, stride=2 if group and not block else 1))
+            before = after
+    modules += [nn.BatchNorm2d(before), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    modules.append(nn.Linear(before, classes))
+    network = nn.Sequential(*modules)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+def wrn_16_4() -> nn.Sequential:
+    """The network of Tsuzuku et al., for CIFAR-10."""
+    return wide_resnet(16, 4)
+
+
+def wrn_10_1() -> nn.Sequential:
+    """The smallest of the family, for CIFAR-10 on a few cores."""
+    return wide_resnet(10, 1)

@@ -1,0 +1,275 @@
+"""A study from its runs to its verdicts, and the page that tells of it."""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowland import __version__
+from lowland.atomic import check_writable, replaced_directory
+from lowland.errors import InputError
+from lowland.studies.drawing import KINDS, draw
+from lowland.studies.evidence import Runs
+from lowland.studies.study import Finding, Study, Verdict
+from lowland.sweep import Configuration, Progress, run
+from lowland.sweep.configuration import SETTINGS
+
+OUTCOME = "outcome.json"
+
+_VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
+_ALWAYS_SAID = ("data", "network", "optimizer", "stop_loss")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim of the paper and what became of it."""
+
+    text: str
+    paper: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that is told of a study that was run; its figure lies beside it."""
+
+    name: str
+    title: str
+    quick: bool
+    claims: tuple[Judged, ...]
+    settings: dict[str, list[Any]]  # the values of each that varies or is not the default
+    realisations: int
+    runs: int
+    fresh: int  # trained or analysed for this study, and not for another one before
+    left_out: tuple[str, ...]  # runs from which nothing was concluded, and why
+    differences: tuple[str, ...]
+    seconds: float
+    lowland: str = __version__
+
+    @property
+    def file(self) -> str:
+        """The name of its figure, without the ending."""
+        return self.name.replace(":", "-")
+
+    @property
+    def command(self) -> str:
+        """What makes it again."""
+        return f"lowland reproduce {self.name}{' --quick' if self.quick else ''}"
+
+    def count(self) -> dict[Verdict, int]:
+        """How many claims got each verdict."""
+        counted = Counter(judged.finding.verdict for judged in self.claims)
+        return {verdict: counted[verdict] for verdict in _VERDICTS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: null for numbers that are not defined."""
+        return _without_nan(dataclasses.asdict(self))
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> "Outcome":
+        """What ``to_dict`` gave."""
+        claims = []
+        for judged in saved["claims"]:
+            numbers: dict[str, Any] = {
+                k: math.nan if v is None else v for k, v in judged["finding"].items()
+            }
+            claims.append(Judged(**{**judged, "finding": Finding(**numbers)}))
+        lists = {name: tuple(saved[name]) for name in ("left_out", "differences")}
+        return cls(**{**saved, **lists, "claims": tuple(claims)})
+
+
+def reproduce(
+    study: Study,
+    out: str | Path,
+    *,
+    quick: bool = False,
+    executor: str = "processes",
+    workers: int | None = None,
+    progress: Callable[[Progress], None] = lambda now: None,
+) -> Outcome:
+    """Do what is missing of a study's runs in the store ``out``, draw its figure, judge its claims.
+
+    The outcome and the figure are kept in ``out/studies/NAME``.
+    """
+    folder = Path(out) / "studies" / study.file
+    files = (OUTCOME, *(f"{study.file}.{kind}" for kind in KINDS))
+    check_writable(folder, files)
+    grid = study.quick if quick else study.grid
+    summary = run(grid, out, executor=executor, workers=workers, progress=progress)
+    runs = Runs.of(out, grid)
+    outcome = Outcome(
+        name=study.name,
+        title=study.title,
+        quick=quick,
+        claims=tuple(Judged(c.text, c.paper, c.test(runs)) for c in study.claims),
+        settings=_settings(grid),
+        realisations=len({one.seed for one in grid}),
+        runs=len(grid),
+        fresh=summary.fresh,
+        left_out=_left_out(runs),
+        differences=study.differences,
+        seconds=summary.seconds,
+    )
+    if summary.fresh == 0:
+        outcome = _as_first_done(outcome, folder)
+    with replaced_directory(folder, files) as beside:
+        draw(study, runs, beside)
+        text = json.dumps(outcome.to_dict(), indent=1, allow_nan=False)
+        (beside / OUTCOME).write_text(text + "\n", encoding="utf-8")
+    return outcome
+
+
+def outcomes(out: str | Path) -> list[Outcome]:
+    """What was reproduced in a store, by name."""
+    return [_read(path) for path in sorted(Path(out).glob(f"studies/*/{OUTCOME}"))]
+
+
+def _read(path: Path) -> Outcome:
+    try:
+        return Outcome.of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not what `lowland reproduce` wrote ({type(error).__name__}: {error}); "
+            "reproduce the study again, which costs little: its runs are kept"
+        ) from error
+
+
+def _as_first_done(outcome: Outcome, folder: Path) -> Outcome:
+    """With the seconds that the runs took when they were done, if the same ones were told of."""
+    if not (folder / OUTCOME).exists():
+        return outcome
+    before = _read(folder / OUTCOME)
+    if (before.settings, before.lowland) != (outcome.settings, outcome.lowland):
+        return outcome
+    return dataclasses.replace(outcome, fresh=before.fresh, seconds=before.seconds)
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def _settings(grid: Iterable[Configuration]) -> dict[str, list[Any]]:
+    runs = [one.to_dict() for one in grid]
+    found = {}
+    for name, setting in SETTINGS.items():
+        values: list[Any] = []
+        values += (one[name] for one in runs if one[name] not in values)
+        default = list(setting.default) if setting.kind is tuple else setting.default
+        if values != [default] or name in _ALWAYS_SAID:
+            found[name] = _in_order(values)
+    return found
+
+
+def _in_order(values: list[Any]) -> list[Any]:
+    return sorted(values) if all(isinstance(v, int | float) for v in values) else values
+
+
+def _left_out(runs: Runs) -> tuple[str, ...]:
+    """The runs that nothing is concluded from, those of the same settings in one line."""
+    everything = [*runs.rows, *runs.left_out]
+    varied = [
+        name
+        for name in SETTINGS
+        if name not in ("seed", "data_seed") and len({row[name] for row in everything}) > 1
+    ]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in runs.left_out:
+        fate = "failed" if row["status"] == "failed" else "did not converge"
+        at = ", ".join(f"{name} {row[name]}" for name in varied) or "the settings above"
+        groups.setdefault((fate, at), []).append(row)
+    return tuple(
+        f"{len(rows)} {fate} at {at} (seeds {', '.join(str(row['seed']) for row in rows)}): "
+        f"{rows[0]['reason']}"
+        for (fate, at), rows in groups.items()
+    )
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def page(outcomes: Sequence[Outcome], title: str = "") -> str:
+    """The Markdown of a paper's figures, with the verdict on each claim.
+
+    A figure is expected beside the page, under the name it has in the store.
+    """
+    total: Counter[Verdict] = Counter()
+    for outcome in outcomes:
+        total.update(outcome.count())
+    head = [
+        f"# {title}" if title else "",
+        f"{len(outcomes)} figures of the paper. {_counted(total)}",
+    ]
+    return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
+
+
+def _section(outcome: Outcome) -> str:
+    lines = [f"## {outcome.title}", f"![{outcome.title}]({outcome.file}.png)"]
+    if outcome.quick:
+        lines.append("*The quick version: fewer and smaller runs than the paper's.*")
+    if outcome.claims:
+        lines += [_table(outcome.claims), _counted(outcome.count())]
+    lines.append(_facts(outcome))
+    return "\n\n".join(lines)
+
+
+def _table(claims: Sequence[Judged]) -> str:
+    rows = ["| claim | paper | ours, with 95 % interval | verdict |", "| --- | --- | --- | --- |"]
+    for judged in claims:
+        verdict = f"**{judged.finding.verdict}**"
+        cells = (judged.text, judged.paper, _ours(judged.finding), verdict)
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows)
+
+
+def _ours(finding: Finding) -> str:
+    effect, low, high = (_number(n) for n in (finding.effect, finding.low, finding.high))
+    numbers = f"{effect} [{low}, {high}] " if math.isfinite(finding.effect) else "no number: "
+    return f"{numbers}{finding.unit}" + (f" ({finding.note})" if finding.note else "")
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
+
+
+def _counted(count: dict[Verdict, int]) -> str:
+    return "**Verdicts**: " + ", ".join(f"{v} {count[v]}" for v in _VERDICTS) + "."
+
+
+def _facts(outcome: Outcome) -> str:
+    facts = {
+        "settings": "; ".join(
+            f"`{name}` {', '.join(map(_value, values))}"
+            for name, values in outcome.settings.items()
+            if name != "seed"
+        ),
+        "runs": f"{outcome.runs}, of {outcome.realisations} realisations",
+        "time": f"{outcome.seconds:.0f} s" + _shared(outcome),
+        "command": f"`{outcome.command}`",
+        "files": ", ".join(f"[{k.upper()}]({outcome.file}.{k})" for k in ("svg", "pdf", "csv")),
+    }
+    lines = [f"- {name}: {text}" for name, text in facts.items()]
+    lines += (f"- differs from the paper: {text}" for text in outcome.differences)
+    lines += (f"- left out: {text}" for text in outcome.left_out)
+    return "\n".join(lines)
+
+
+def _shared(outcome: Outcome) -> str:
+    there = outcome.runs - outcome.fresh
+    return f", with {there} of the runs done before, for another study" if there else ""
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return " and ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

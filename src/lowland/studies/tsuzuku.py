@@ -1,0 +1,439 @@
+"""The figures of Tsuzuku, Sato & Sugiyama, "Normalized flat minima" (ICML 2020).
+
+Fig. 1, 3 and 4 show the same trained networks, so they share their runs.
+"""
+
+import functools
+import json
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowland.studies.claims import Test, between, correlated, larger_part, on, rises, stronger
+from lowland.studies.drawing import Against, Panel, Scatter
+from lowland.studies.evidence import Column, Runs
+from lowland.studies.study import Claim, Finding, Study
+from lowland.sweep.grid import Grid
+
+SHARPNESS, TRACE = "normalized_sharpness", "trace"
+
+_NOISES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+_ADAM: dict[str, Any] = {
+    "optimizer": "adam",
+    "learning_rate": 0.001,
+    "stop_loss": 0.01,
+    "measures": (TRACE, SHARPNESS),
+}
+_FEW = {"batch_size": 32, "test_per_class": 200, "max_epochs": 500}  # of some thousand images
+_NETWORKS = "lowland.studies.networks"
+
+
+def _realisations(count: int, noises: Sequence[float] = _NOISES, **keys: Any) -> Grid:
+    """Every realisation has images and random labels of its own, as in the paper."""
+    grids = [
+        Grid(**{**_ADAM, "label_noise": list(noises), "seed": i, "data_seed": i, **keys})
+        for i in range(count)
+    ]
+    return functools.reduce(operator.add, grids)
+
+
+# --- the four pairs of a network and data --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A network and its data: a panel of Fig. 3 and one of Fig. 4."""
+
+    words: str
+    place: str  # of the panel
+    where: dict[str, Any]  # picks its runs, of any size
+    full: Grid
+    quick: Grid
+    paper: Grid  # for a GPU
+
+
+def _pair(
+    words: str,
+    place: str,
+    sizes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+    seeds: tuple[int, int],
+    **keys: Any,
+) -> Pair:
+    full, quick, paper = ({**keys, **own} for own in sizes)
+    return Pair(
+        words,
+        place,
+        {name: sorted({own[name] for own in (full, quick, paper)}) for name in ("network", "data")},
+        _realisations(seeds[0], **_FEW, **full),
+        _realisations(seeds[1], [0.0, 0.5, 1.0], **_FEW, **quick),
+        _realisations(9, batch_size=128, max_epochs=1000, **paper),
+    )
+
+
+MLP = _pair(
+    "MLP on MNIST",
+    "top left",
+    (
+        {"data": "mnist", "per_class": 200},
+        {"data": "mnist5k", "per_class": 30},
+        {"data": "mnist", "network": "784-1024-1024-1024-10"},
+    ),
+    (9, 4),
+    network="784-128-128-128-10",
+    bias=True,
+)
+LENET = _pair(
+    "LeNet on MNIST",
+    "top right",
+    (
+        {"data": "mnist", "per_class": 100},
+        {"data": "mnist5k", "per_class": 20},
+        {"data": "mnist"},
+    ),
+    (5, 3),
+    network="lenet",
+    bias=True,
+)
+LENET_CIFAR = _pair(
+    "LeNet on CIFAR-10",
+    "bottom left",
+    ({"per_class": 200}, {"per_class": 20}, {}),
+    (3, 2),
+    data="cifar10",
+    network="lenet",
+    bias=True,
+)
+RESNET = _pair(
+    "Wide ResNet on CIFAR-10",
+    "bottom right",
+    ({"per_class": 100}, {"per_class": 10}, {"network": f"{_NETWORKS}:wrn_16_4"}),
+    (3, 2),
+    data="cifar10",
+    network=f"{_NETWORKS}:wrn_10_1",
+)
+PAIRS = (MLP, LENET, LENET_CIFAR, RESNET)
+
+
+def _all(size: str) -> Grid:
+    return functools.reduce(operator.add, (getattr(pair, size) for pair in PAIRS))
+
+
+# --- what is looked at ---------------------------------------------------------------------------
+
+
+def accuracy_gap(runs: Runs) -> np.ndarray:
+    """Training accuracy, on the labels it was trained with, minus test accuracy."""
+    return runs.column("test_error") - runs.column("train_error")
+
+
+def weaker(x: Column, y: Column, here: dict[str, Any], others: Sequence[dict[str, Any]]) -> Test:
+    """Two columns go together less closely in some runs than on average in others.
+
+    The effect is the difference of Pearson's correlations, with the percentiles of a bootstrap over
+    the runs of each kind.
+    """
+
+    def test(runs: Runs) -> Finding:
+        random = np.random.default_rng(0)
+        unit = "correlation here minus its mean elsewhere"
+        found = []
+        for where in (here, *others):
+            part = runs.where(**where)
+            both = np.array([c(part) if callable(c) else part.column(c) for c in (x, y)])
+            if both.shape[1] < 4:
+                note = f"{both.shape[1]} run(s) of a kind; a correlation needs four"
+                return Finding(np.nan, np.nan, np.nan, unit, "undecided", note)
+            n = both.shape[1]
+            rows = np.vstack([np.arange(n), random.integers(n, size=(2000, n))])
+            found.append(_pearson(*both[:, rows]))  # that of the runs, then those of resamples
+        first, *rest = found
+        difference = first - np.mean(rest, axis=0)
+        low, high = np.nanpercentile(difference[1:], [2.5, 97.5])
+        verdict = "holds" if high < 0 else "does not hold" if low > 0 else "undecided"
+        words = ", ".join(f"{r[0]:.2f}" for r in rest)
+        return Finding(
+            *map(float, (difference[0], low, high)), unit, verdict, f"{first[0]:.2f}; {words}"
+        )
+
+    return test
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Along the last axis; NaN where a column is constant."""
+    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+    size = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    return np.divide((x * y).sum(-1), size, out=np.full_like(size, np.nan), where=size > 0)
+
+
+# --- trained networks, rescaled ------------------------------------------------------------------
+
+
+def rescaled(measure: str, by: str | None = None, factor: float = 10.0) -> Column:
+    """A measure of the stored networks, after a rescaling that leaves their function as it is."""
+
+    def column(runs: Runs) -> np.ndarray:
+        folders = (runs.folder / row["key"] for row in runs.rows)
+        return np.array([_measured(folder, measure, by, factor) for folder in folders])
+
+    column.__name__ = f"{measure} {f'rescaled by {by}' if by else 'as trained'}"
+    return column
+
+
+def ratio(measure: str, by: str, factor: float = 10.0) -> Column:
+    """That measure over what it was before."""
+
+    def column(runs: Runs) -> np.ndarray:
+        return rescaled(measure, by, factor)(runs) / rescaled(measure)(runs)
+
+    column.__name__ = f"{measure} rescaled by {by} over that as trained"
+    return column
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured(folder: Path, measure: str, by: str | None, factor: float) -> float:
+    """In double precision, so that what is equal is equal."""
+    from lowland.checkpoint import load_weights
+    from lowland.measures import measure as measure_all
+    from lowland.rescaling import rescale
+    from lowland.results import WEIGHTS
+    from lowland.sweep.configuration import Configuration
+    from lowland.sweep.runs import subject
+    from lowland.sweep.store import RUN
+
+    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    its = subject(Configuration.of(run["configuration"]))
+    load_weights(its.model, folder / WEIGHTS)
+    its.model.double()
+    problem = its.problem()
+    if by is not None:
+        problem = rescale(problem, by, factor)  # type: ignore[arg-type]
+    found = measure_all(problem, [measure])[measure]
+    return float("nan") if found.value is None else found.value
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def _scatter(pair: Pair, column: str, label: str) -> Panel:
+    where = {"x": column, "y": accuracy_gap, "xlabel": label, "ylabel": "accuracy gap"}
+    return Scatter(**where, where=pair.where, title=pair.words)
+
+
+def _fitted(pair: Pair) -> Claim:
+    return Claim(
+        f"{pair.words}: the training accuracy is near 1.",
+        "Sec. 6.1: near 1 even with random labels",
+        on(pair.where, between("train_error", 0.0, 0.01)),
+    )
+
+
+def _distinguished(pair: Pair) -> tuple[Claim, ...]:
+    r = ", r = 0.911 (Fig. 1)" if pair is RESNET else ""
+    return (
+        Claim(
+            f"{pair.words}: normalized sharpness is highly correlated with the accuracy gap.",
+            f"Fig. 3, {pair.place}: it is{r}",
+            on(pair.where, correlated(SHARPNESS, accuracy_gap)),
+        ),
+        Claim(
+            f"{pair.words}: normalized sharpness rises with the ratio of random labels.",
+            "Sec. 6.1: larger to fit random labels",
+            on(pair.where, rises(SHARPNESS, "label_noise")),
+        ),
+    )
+
+
+def _without_normalization(pair: Pair) -> tuple[Claim, ...]:
+    r = ", r = 0.708 (Fig. 1)" if pair is RESNET else ""
+    return (
+        Claim(
+            f"{pair.words}: the trace of the Hessian is correlated with the accuracy gap.",
+            f"Fig. 4, {pair.place}: to some extent{r}",
+            on(pair.where, correlated(TRACE, accuracy_gap, at_least=0.0)),
+        ),
+        Claim(
+            f"{pair.words}: normalized sharpness is correlated with the gap more closely than the "
+            "trace is.",
+            f"Fig. 3 and 4, {pair.place}: the signal of the trace is weaker",
+            on(pair.where, stronger(SHARPNESS, TRACE, accuracy_gap)),
+        ),
+    )
+
+
+_DEGRADES = Claim(
+    "In the network with normalisation layers the trace goes less with the gap than in the others.",
+    "Fig. 4 and Sec. 6.2: there it lost its ability to distinguish models",
+    weaker(TRACE, accuracy_gap, RESNET.where, [pair.where for pair in PAIRS[:3]]),
+)
+_FIG3 = tuple(claim for pair in PAIRS for claim in (_fitted(pair), *_distinguished(pair)))
+_FIG4 = (*(claim for pair in PAIRS for claim in _without_normalization(pair)), _DEGRADES)
+_PANELS3 = tuple(_scatter(pair, SHARPNESS, "normalized sharpness") for pair in PAIRS)
+_PANELS4 = tuple(_scatter(pair, TRACE, "trace of the Hessian") for pair in PAIRS)
+
+_SAME = (
+    "Training stops when the training loss is below 0.01, so that all networks fit their labels "
+    "equally well; the paper trains for 50, 100 or 200 epochs.",
+    "The diagonal of the Hessian is exact; the paper estimates it from differences of gradients "
+    "(Eq. 61). BatchNorm is in evaluation mode, of which the paper says nothing.",
+    "Every ratio of random labels occurs equally often; the paper draws it at random.",
+    "Sharpness is shown as it is; the paper rescales it to [0, 1], which changes no correlation.",
+)
+_RESNET_SIZE = (
+    "A Wide ResNet 10-1 (77,850 parameters) on 1,000 images stands for the 16-4 (2.7 million) on "
+    "50,000: see tsuzuku:paper. 33 networks in place of 100; batches of 32 in place of 128.",
+)
+_SIZES = (
+    "The networks learn from fewer images: 2,000 (MLP, 99 networks), 1,000 (LeNet on MNIST, 55) "
+    "and 2,000 (LeNet on CIFAR-10, 33) in place of 60,000 and 50,000 (100 networks each), with "
+    "batches of 32 in place of 128, and are tested on 2,000.",
+    "The paper does not give the sizes of its MLP; this one has three hidden layers of 128.",
+)
+
+FIGURE1 = Study(
+    name="tsuzuku:fig1",
+    title="Sharpness and the accuracy gap of Wide ResNets with random labels",
+    grid=RESNET.full,
+    quick=RESNET.quick,
+    panels=(
+        _scatter(RESNET, TRACE, "trace of the Hessian"),
+        _scatter(RESNET, SHARPNESS, "normalized sharpness"),
+    ),
+    claims=(_fitted(RESNET), *_without_normalization(RESNET), *_distinguished(RESNET)),
+    differences=(*_RESNET_SIZE, *_SAME),
+)
+FIGURE3 = Study(
+    name="tsuzuku:fig3",
+    title="Normalized sharpness and the accuracy gap with random labels",
+    grid=_all("full"),
+    quick=_all("quick"),
+    panels=_PANELS3,
+    claims=_FIG3,
+    differences=(*_SIZES, *_RESNET_SIZE, *_SAME),
+)
+FIGURE4 = Study(
+    name="tsuzuku:fig4",
+    title="The trace of the Hessian and the accuracy gap with random labels",
+    grid=_all("full"),
+    quick=_all("quick"),
+    panels=_PANELS4,
+    claims=_FIG4,
+    differences=(*_SIZES, *_RESNET_SIZE, *_SAME),
+)
+
+# --- invariance ----------------------------------------------------------------------------------
+
+_PLAIN = {"network": "784-128-128-128-10"}
+_NORMED = {"network": RESNET.where["network"]}
+_MATRIX, _RAO = "matrix_normalized_sharpness", "fisher_rao"
+
+
+def _rescalable(seeds: int, per_class: int) -> Grid:
+    """MLPs without biases, which a split leaves whole, and networks with BatchNorm."""
+    few = {**_FEW, "per_class": per_class, "network": _PLAIN["network"]}
+    return _realisations(seeds, [0.0, 0.5, 1.0], **few) + RESNET.quick
+
+
+def _same(measure: str, by: str, factor: float = 10.0) -> Test:
+    return on(_PLAIN, between(ratio(measure, by, factor), 0.99, 1.01))
+
+
+def _grows(measure: str, where: dict[str, Any], by: str) -> Test:
+    return on(where, larger_part(rescaled(measure, by), rescaled(measure), share=1.0))
+
+
+def _before_and_after(measure: str, label: str) -> Panel:
+    columns = {
+        "as trained": rescaled(measure),
+        "units rescaled (Eq. 15, 16)": rescaled(measure, "units"),
+        "layers in halves (Eq. 26-30)": rescaled(measure, "split", 2.0),
+    }
+    return Against("label_noise", columns, label, log="y", where=_PLAIN)
+
+
+RESCALING = Study(
+    name="tsuzuku:rescaling",
+    title="Sharpness of the same functions with other weights",
+    grid=_rescalable(5, 100),
+    quick=_rescalable(2, 20),
+    panels=(
+        _before_and_after(SHARPNESS, "normalized sharpness"),
+        _before_and_after(TRACE, "trace of the Hessian"),
+        _before_and_after(_MATRIX, "matrix-normalized sharpness"),
+        _before_and_after(_RAO, "Fisher-Rao norm"),
+    ),
+    claims=(
+        Claim(
+            "Rescaling hidden units leaves normalized sharpness as it is.",
+            "Eq. 15-17: invariant",
+            _same(SHARPNESS, "units"),
+        ),
+        Claim(
+            "Rescaling hidden units makes the trace of the Hessian larger.",
+            "Sec. 5.1: arbitrarily large",
+            _grows(TRACE, _PLAIN, "units"),
+        ),
+        Claim(
+            "Rescaling whole layers leaves matrix-normalized sharpness as it is.",
+            "Eq. 13: invariant",
+            _same(_MATRIX, "layers"),
+        ),
+        Claim(
+            "Rescaling hidden units makes matrix-normalized sharpness larger.",
+            "Sec. 5.1: matrix-wise control is insufficient",
+            _grows(_MATRIX, _PLAIN, "units"),
+        ),
+        Claim(
+            "Layers in two equal halves have half the Fisher-Rao norm.",
+            "Eq. 26-30: a factor of 2",
+            on(_PLAIN, between(ratio(_RAO, "split", 2.0), 0.49, 0.51)),
+        ),
+        Claim(
+            "Layers in two equal halves have the same normalized sharpness.",
+            "Eq. 26-30: kept the same",
+            _same(SHARPNESS, "split", 2.0),
+        ),
+        Claim(
+            "Layers in two equal halves have the same matrix-normalized sharpness.",
+            "Sec. 7.3: invariant as well",
+            _same(_MATRIX, "split", 2.0),
+        ),
+        Claim(
+            "Rescaling weights before BatchNorm leaves normalized sharpness as it is.",
+            "Sec. 1 and 5.2: free from known scale dependence",
+            on(_NORMED, between(ratio(SHARPNESS, "norms"), 0.99, 1.01)),
+        ),
+        Claim(
+            "Rescaling weights before BatchNorm changes the trace of the Hessian.",
+            "Sec. 1: scale dependence appears with normalisation layers",
+            on(_NORMED, larger_part(rescaled(TRACE), rescaled(TRACE, "norms"), share=1.0)),
+        ),
+    ),
+    differences=(
+        "The paper argues by algebra; these are its transformations of trained networks, with "
+        "units' factors between 0.1 and 10, and 10 for layers and weights before BatchNorm.",
+        "The halves are added before the ReLU, in Eq. 26 after it: function and derivatives are "
+        "the same. The paper says that going from two halves to one matrix halves the Fisher-Rao "
+        "norm; by its Eq. 25 it doubles it.",
+    ),
+)
+
+PAPER = Study(
+    name="tsuzuku:paper",
+    title="Fig. 3 and 4 with the paper's networks and all of the data, for a GPU",
+    grid=_all("paper"),
+    quick=_all("quick"),
+    panels=(*_PANELS3, *_PANELS4),
+    claims=(*_FIG3, *_FIG4),
+    differences=(
+        "The paper does not give the sizes of its MLP; this one has three hidden layers of 1,024.",
+        "99 networks of each kind in place of 100.",
+        *_SAME,
+    ),
+)
+
+STUDIES = (FIGURE1, FIGURE3, FIGURE4, RESCALING)
+LARGE = (PAPER,)  # days on a few cores: run only when named
