@@ -21,7 +21,8 @@ class Cluster:
         self.processes: list[subprocess.Popen[bytes]] = []
         file = folder / "scheduler.json"
         listen = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        self.scheduler = self.start("scheduler", *listen)
+        # Idle for long, it is left over from tests that were killed; its workers go with it.
+        self.scheduler = self.start("scheduler", *listen, "--idle-timeout", "300")
         until(file.exists)
         until(lambda: file.read_text().strip().endswith("}"))
         self.address = json.loads(file.read_text())["address"]
@@ -49,7 +50,7 @@ class Cluster:
 
 
 def until(true: Callable[[], Any]) -> None:
-    """Wait for what must come; the deadline is for a defect."""
+    """Wait for what must come; the deadline is for a defect, and shorter than a task's sleep."""
     deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline, "it never came"

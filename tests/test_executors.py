@@ -1,7 +1,6 @@
 """Every executor by the same battery, and what killing, interrupting and losing do to each."""
 
 import importlib.util
-import json
 import os
 import pickle
 import signal
@@ -9,15 +8,14 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, as_completed, wait
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cluster import Cluster, until
 from lowland import InputError
 from lowland.sweep import executors
 from lowland.sweep.executors import Processes, Serial, WorkerDied, opened
@@ -101,38 +99,6 @@ def chores(shop):
     return importlib.import_module("chores")
 
 
-class Cluster:
-    """A scheduler and workers, each a process of its own, as on a real cluster."""
-
-    def __init__(self, folder: Path, shop: Path) -> None:
-        self.folder = folder
-        self.env = os.environ | {"PYTHONPATH": str(shop)}
-        self.log = open(folder / "log", "w")  # noqa: SIM115
-        self.processes: list[subprocess.Popen[bytes]] = []
-        file = folder / "scheduler.json"
-        listen = ("--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        # Idle for long, it is left over from tests that were killed; its workers go with it.
-        self.scheduler = self.start("scheduler", *listen, "--idle-timeout", "300")
-        until(file.exists)
-        until(lambda: file.read_text().strip().endswith("}"))
-        self.address = json.loads(file.read_text())["address"]
-
-    def start(self, *args: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "dask", *args, "--no-dashboard"]
-        out = {"stdout": self.log, "stderr": self.log}
-        self.processes.append(subprocess.Popen(command, cwd=self.folder, env=self.env, **out))
-        return self.processes[-1]
-
-    def add_worker(self) -> None:
-        self.start("worker", self.address, "--nthreads", "1", "--no-nanny")
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-        self.log.close()
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory, shop):
     cluster = Cluster(tmp_path_factory.mktemp("cluster"), shop)
@@ -151,14 +117,6 @@ def executor(request, shop):
     name = request.getfixturevalue("cluster").address if tcp else request.param
     with opened(name, 2 if request.param in ("processes", "dask") else None) as executor:
         yield executor
-
-
-def until(true: Callable[[], Any]) -> None:
-    """Wait for what must come; the deadline is for a defect, and shorter than a task's sleep."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def pid_in(path: Path) -> int:

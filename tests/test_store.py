@@ -478,17 +478,20 @@ def test_the_table_and_its_files(store, tmp_path):
 
 
 def test_plans_are_remembered(store):
-    assert store.plans() == {}
+    assert store.plans() == []
     store.remember("b", {"grid": {"lr": [0.1, 0.2]}})
     store.remember("a.2", {"grid": {}})
     store.remember("b", {"grid": {"lr": [0.1]}})
-    assert Store(store.directory).plans() == {"a.2": {"grid": {}}, "b": {"grid": {"lr": [0.1]}}}
+    again = Store(store.directory)
+    assert again.plans() == ["a.2", "b"]
+    assert [again.plan(name) for name in again.plans()] == [{"grid": {}}, {"grid": {"lr": [0.1]}}]
     for name in ("", ".", "../x", "a/b", ".hidden"):
         with pytest.raises(InputError, match="expected a name of letters"):
             store.remember(name, {})
     (store.directory / "plans" / "b.json").write_text("{")
     with pytest.raises(InputError, match=r"b\.json cannot be read: .*start its sweep again"):
-        store.plans()
+        store.plan("b")
+    assert store.plan("a.2") == {"grid": {}}
 
 
 # --- killed processes ----------------------------------------------------------------------------

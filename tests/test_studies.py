@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from lowland.errors import InputError
-from lowland.studies import reproduce as reproducing
+from lowland.studies import PAPERS, STUDIES, find
 from lowland.studies.claims import (
     between,
     correlated,
@@ -31,7 +31,7 @@ from lowland.studies.claims import (
 )
 from lowland.studies.drawing import Against, Scatter, Spectrum, draw
 from lowland.studies.evidence import Runs
-from lowland.studies.reproduce import Judged, Outcome, outcomes, page, reproduce
+from lowland.studies.reproduce import Judged, Outcome, _left_out, outcomes, page, reproduce
 from lowland.studies.study import Claim, Finding, Study
 from lowland.sweep import Configuration, Grid, Store
 from lowland.sweep.plan import document, key
@@ -374,7 +374,7 @@ def test_failed_and_unconverged_runs_are_left_out(store):
     assert runs.column("gap").tolist() == [1.0]
     assert [row["seed"] for row in runs.left_out] == [1, 2]
     assert runs.where(seed=[0, 1]).left_out == runs.left_out[:1]
-    assert reproducing._left_out(runs) == (
+    assert _left_out(runs) == (
         "1 did not converge at the settings above (seeds 1): the loss was 3 after 10 epochs, "
         "the limit",
         "1 failed at the settings above (seeds 2): it diverged",
@@ -454,12 +454,51 @@ def test_every_panel_can_be_empty_or_of_one_run(store, tmp_path):
     assert len([row for row in rows if row["panel"] == "E"]) == 1  # a logarithm shows no more
 
 
+def test_a_panel_of_what_is_not_defined(store, tmp_path):
+    grid = [
+        fill(store, {"seed": seed}, gap=-1.0, arrays={"duality/c": np.full(3, value)})
+        for seed, value in enumerate((np.nan, -1.0))
+    ]
+    nothing = {"gap": "gap", "nothing": lambda runs: runs.column("gap") * np.nan}
+    panels = (Against("learning_rate", nothing, "gap"), Spectrum("duality/c", "seed", "c"))
+    rows = drawn(draw(study_of(*panels), Runs.of(store.directory, grid), tmp_path)[3])
+    assert [row["y"] for row in rows] == ["-1", "", *[""] * 3, *["-1"] * 3]
+
+
 def test_columns_and_arrays_do_not_mix(store, tmp_path):
     runs = Runs.of(
         store.directory, [fill(store, {}, gap=1.0, arrays={"duality/c": np.arange(3.0)})]
     )
     with pytest.raises(InputError, match="two columns, or two arrays"):
         draw(study_of(Scatter("gap", "duality/c", "gap", "c")), runs, tmp_path)
+
+
+# --- the studies there are -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_every_study_is_told_whole(study):
+    assert STUDIES[study.name] is study
+    assert study.paper in PAPERS
+    assert study.title
+    assert study.panels
+    assert study.claims
+    assert len(study.quick) <= len(study.grid)
+    # Two realisations at least, or nothing could be said of any claim.
+    assert len({run.seed for run in study.quick}) >= 2
+    assert all(claim.text.endswith(".") and claim.paper for claim in study.claims)
+
+
+def test_studies_are_found():
+    assert find("feng-tu:fig3") == [STUDIES["feng-tu:fig3"]]
+    papers = {name: find(name) for name in PAPERS}
+    assert all(study.paper == name for name, found in papers.items() for study in found)
+    assert find("all") == [study for found in papers.values() for study in found]
+    assert STUDIES["tsuzuku:paper"] not in find("all")  # days: only when named
+    with pytest.raises(InputError, match="no study 'feng-tu:fig-3'; did you mean 'feng-tu:fig3'"):
+        find("feng-tu:fig-3")
+    with pytest.raises(InputError, match="no study 'zzz'; there are feng-tu:fig"):
+        find("zzz")
 
 
 # --- the whole way -------------------------------------------------------------------------------
@@ -471,7 +510,7 @@ XOR = {"data": "xor", "network": "2-8-8-2", "n_sharp": 5, "stop_loss": 0.3, "max
 def tiny():
     return Study(
         "some:fig1",
-        "Fig. 1: the size of batches",
+        "the size of batches",
         grid=Grid(**XOR, batch_size=[10, 20], seed=range(3)),
         quick=Grid(**XOR, batch_size=[10, 20], seed=range(2)),
         panels=(
@@ -579,8 +618,8 @@ def test_the_page(done):
 def test_the_page_shows_intervals_and_what_was_left_out():
     finding = Finding(-0.25, -0.4, -0.1, "of its mean", "holds", "4 seeds")
     outcome = Outcome(
-        name="some:fig1",
-        title="Fig. 1",
+        name="some:figS1-norm",
+        title="Rates",
         quick=False,
         claims=(Judged("It falls.", "falls", finding),),
         settings={"learning_rate": [0.1, 0.2], "decay_epochs": [None], "layers": [["a", "b"]]},
@@ -596,13 +635,15 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     assert "- left out: 1 failed at learning_rate 0.2 (seeds 3): it diverged" in text
     assert "`learning_rate` 0.1, 0.2; `decay_epochs` none; `layers` a and b" in text
     assert "12 s, with 5 of the runs done before, for another study" in text
+    assert "## Fig. S1 (norm): Rates" in text
     assert text.startswith("2 figures of the paper. **Verdicts**: holds 2,")
 
 
 def test_importing_studies_is_cheap():
     code = """if True:
         import sys
-        import lowland.studies, lowland.studies.reproduce
+        from lowland.studies import find
+        assert find("feng-tu")
         print(sorted({"torch", "pandas", "matplotlib", "scipy"} & set(sys.modules)))
     """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

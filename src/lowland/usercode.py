@@ -1,6 +1,7 @@
 """The user's own functions: finding them, calling them, and telling their errors from ours."""
 
 import difflib
+import hashlib
 import importlib
 import os
 import re
@@ -16,6 +17,21 @@ _NOT_USERS = {"lowland", "torch", "numpy", "scipy", "safetensors", "cyclopts", "
 
 # What torch puts before the traceback, as text, of an error in a worker process of a loader.
 _RELAYED = "\nOriginal Traceback (most recent call last):\n"
+
+
+def loss_named(name: str, option: str) -> Any:
+    """A loss by its name, or the user's own from ``pkg.module:name``; a class is instantiated."""
+    if ":" not in name:
+        return name
+    found = imported(name, option)
+    return called(name, option) if isinstance(found, type) else found  # torch.nn:MSELoss
+
+
+def source_digest(path: str) -> str:
+    """A mark of the file behind ``pkg.module:name``, which changes when the file does."""
+    module = sys.modules.get(path.partition(":")[0])
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
 
 
 def imported(path: str, option: str) -> Any:

@@ -192,12 +192,14 @@ def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]])
     """A line for each sweep on a directory, and one for each stack that trains now."""
     console.print(Text(f"{len(sweeps)} sweep(s) on {directory}", style="bold"))
     for one in sweeps:
+        if one.get("unreadable"):
+            console.print(Text(f"{one['sweep']}: its plan cannot be read; starting it mends that"))
+            continue
         parts = [f"{one['done']} done"]
         parts += [
             f"{one[name]} {name}" for name in ("failed", "unconverged", "missing") if one[name]
         ]
         console.print(Text(f"{one['sweep']}: {one['runs']} runs: {', '.join(parts)}"))
         for now in one["training"]:
-            console.print(
-                Text(f"  training: epoch {now['epoch']}, loss {now['loss']:.2e}, {now['part']:.0%}")
-            )
+            loss = "" if now["loss"] is None else f", loss {now['loss']:.2e}"
+            console.print(Text(f"  training: epoch {now['epoch']}{loss}, {now['part']:.0%}"))

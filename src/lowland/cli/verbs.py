@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from lowland.cli.app import Json, Quiet, app, home
 from lowland.cli.terminal import Results, Say, fate_of, progress
 from lowland.errors import InputError
-from lowland.usercode import called, imported
+from lowland.usercode import called, imported, loss_named
 
 if TYPE_CHECKING:
     from lowland.problem import Problem
@@ -345,14 +345,7 @@ def _users_own(
         train, test, description = read.train, read.test, read.description
     if test is None:
         raise InputError(f"--data {data} returned no test data; the gap needs (train, test)")
-    chosen = _loss(loss)
+    chosen = loss_named(loss, "--loss")
     problem = Problem(network, chosen, train=train, test=test)
     details = {"data": description, "checkpoint": str(checkpoint) if checkpoint else None}
     return problem, model, details
-
-
-def _loss(name: str) -> Any:
-    if ":" not in name:
-        return name
-    found = imported(name, "--loss")
-    return called(name, "--loss") if isinstance(found, type) else found  # torch.nn:MSELoss

@@ -1,1 +1,63 @@
-"""Published figures, made again and judged."""
+"""Published figures, made again and judged: each one is data, and so are its claims.
+
+>>> from lowland.studies import find
+>>> [study.name for study in find("feng-tu:fig3")]
+['feng-tu:fig3']
+"""
+
+import difflib
+import functools
+from typing import Any
+
+from lowland.errors import InputError
+from lowland.studies.reproduce import Outcome, outcomes, page, reproduce
+from lowland.studies.study import Claim, Finding, Study
+
+__all__ = [
+    "PAPERS",
+    "STUDIES",
+    "Claim",
+    "Finding",
+    "Outcome",
+    "Study",
+    "find",
+    "outcomes",
+    "page",
+    "reproduce",
+]
+
+PAPERS = {
+    "feng-tu": "Feng and Tu, The activity-weight duality in feed forward neural networks",
+    "tsuzuku": "Tsuzuku, Sato and Sugiyama, Normalized Flat Minima",
+}
+
+STUDIES: dict[str, Study]  # by name, made when first asked for: workers come for a network only
+
+
+def __getattr__(name: str) -> Any:
+    if name == "STUDIES":
+        return _all()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _all() -> dict[str, Study]:
+    from lowland.studies import feng_tu, tsuzuku
+
+    return {s.name: s for s in (*feng_tu.STUDIES, *tsuzuku.STUDIES, *tsuzuku.LARGE)}
+
+
+def find(name: str) -> list[Study]:
+    """The study of this name, or those of a paper, or "all"; the large ones only when named."""
+    from lowland.studies.tsuzuku import LARGE
+
+    known = _all()
+    if name in known:
+        return [known[name]]
+    several = [s for s in known.values() if name in ("all", s.paper) and s not in LARGE]
+    if not several:
+        names = [*known, *PAPERS, "all"]
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+        raise InputError(f"there is no study {name!r}; {hint}")
+    return several

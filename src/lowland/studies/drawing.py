@@ -53,7 +53,7 @@ _SYMBOLS = {
 }
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
 _PANEL = 2.9, 2.4  # inches
-_DECADES = 5  # of a spectrum: below them is rounding noise, or next to nothing
+_DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
 _POINTS = 250
 _MANY = 2000  # points above which a picture of them is smaller than their list
 
@@ -97,6 +97,8 @@ class Against:
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
         """With a mark and a bar at every value."""
+        if "x" in self.log:
+            _ticks_at(ax, curves[0].x)
         for curve, colour, marker in zip(curves, _colours(len(curves)), _marks(), strict=False):
             ax.errorbar(
                 *(curve.x, curve.y, np.nan_to_num(curve.sd)),
@@ -106,9 +108,7 @@ class Against:
                 elinewidth=0.9,
                 label=curve.label,
             )
-        if "x" in self.log:
-            _ticks_at(ax, curves[0].x)
-        if "y" not in self.log and all(np.nanmin(curve.y) >= 0 for curve in curves):
+        if "y" not in self.log and not any((curve.y < 0).any() for curve in curves):
             ax.set_ylim(bottom=0)
         if len(curves) > 1:
             ax.legend()
@@ -146,7 +146,8 @@ class Spectrum:
             ax.plot(curve.x, curve.y, color=colour, label=curve.label)
             bottom = curve.y - curve.sd
             if "y" in self.log:  # a band that reaches 0 ends at the smallest mean
-                bottom = np.maximum(bottom, np.nanmin(curve.y))
+                smallest = np.min(curve.y, where=curve.y > 0, initial=np.inf)
+                bottom = np.maximum(bottom, smallest)
             band = {"linewidth": 0, "alpha": 0.2, "color": colour}
             ax.fill_between(curve.x, bottom, curve.y + curve.sd, **band)
         if "y" in self.log:
@@ -271,7 +272,8 @@ def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:
         ax.text(0.5, 0.5, "no converged runs", ha="center", transform=ax.transAxes)
         return
     for axis in panel.log:
-        getattr(ax, f"set_{axis}scale")("log")
+        if any((getattr(curve, axis) > 0).any() for curve in curves):
+            getattr(ax, f"set_{axis}scale")("log")
     panel.draw(ax, curves)
 
 
@@ -362,9 +364,11 @@ def _legend(ax: "Axes", by: str | None, curves: list[Curve]) -> None:
 
 def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
     """The values themselves in place of powers of ten."""
-    if len(values) > 1:
-        ax.set_xticks(values, [f"{value:g}" for value in values])
-        ax.set_xticks([], minor=True)
+    low, high = values.min(), values.max()
+    edge = (high / low) ** 0.05 if high > low else 2
+    ax.set_xlim(low / edge, high * edge)
+    ax.set_xticks(values, [f"{value:g}" for value in values])
+    ax.set_xticks([], minor=True)
 
 
 def _words(key: str) -> str:

@@ -1,5 +1,6 @@
 """Networks of the studies that a configuration names as ``lowland.studies.networks:NAME``."""
 
+import torch
 from torch import Tensor, nn
 
 
@@ -45,7 +46,7 @@ def wide_resnet(depth: int, width: int, *, channels: int = 3, classes: int = 10)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return network
+    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # faster
 
 
 def wrn_16_4() -> nn.Sequential:
@@ -56,3 +57,8 @@ def wrn_16_4() -> nn.Sequential:
 def wrn_10_1() -> nn.Sequential:
     """The smallest of the family, for CIFAR-10 on a few cores."""
     return wide_resnet(10, 1)
+
+
+def wrn_10_2() -> nn.Sequential:
+    """As short, but without an identity beside the first BatchNorm."""
+    return wide_resnet(10, 2)

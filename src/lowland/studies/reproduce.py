@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,14 @@ class Outcome:
     def file(self) -> str:
         """The name of its figure, without the ending."""
         return self.name.replace(":", "-")
+
+    @property
+    def heading(self) -> str:
+        """The title with the number of the figure, where the name tells one."""
+        found = re.fullmatch(r".*:fig(\w+)(?:-(\w+))?", self.name)
+        if found is None:
+            return self.title
+        return f"Fig. {found[1]}{f' ({found[2]})' if found[2] else ''}: {self.title}"
 
     @property
     def command(self) -> str:
@@ -214,7 +223,7 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
 
 
 def _section(outcome: Outcome) -> str:
-    lines = [f"## {outcome.title}", f"![{outcome.title}]({outcome.file}.png)"]
+    lines = [f"## {outcome.heading}", f"![{outcome.heading}]({outcome.file}.png)"]
     if outcome.quick:
         lines.append("*The quick version: fewer and smaller runs than the paper's.*")
     if outcome.claims:

@@ -6,7 +6,7 @@ Fig. 1, 3 and 4 show the same trained networks, so they share their runs.
 import functools
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import numpy as np
 from lowland.studies.claims import Test, between, correlated, larger_part, on, rises, stronger
 from lowland.studies.drawing import Against, Panel, Scatter
 from lowland.studies.evidence import Column, Runs
-from lowland.studies.study import Claim, Finding, Study
+from lowland.studies.study import Claim, Finding, Study, Verdict
 from lowland.sweep.grid import Grid
+
+Numbers = Callable[[Runs], np.ndarray]  # one for each run
 
 SHARPNESS, TRACE = "normalized_sharpness", "trace"
 
@@ -28,11 +30,11 @@ _ADAM: dict[str, Any] = {
     "stop_loss": 0.01,
     "measures": (TRACE, SHARPNESS),
 }
-_FEW = {"batch_size": 32, "test_per_class": 200, "max_epochs": 500}  # of some thousand images
+_FEW: dict[str, Any] = {"batch_size": 32, "max_epochs": 500}  # of some hundred or thousand images
 _NETWORKS = "lowland.studies.networks"
 
 
-def _realisations(count: int, noises: Sequence[float] = _NOISES, **keys: Any) -> Grid:
+def _realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
     """Every realisation has images and random labels of its own, as in the paper."""
     grids = [
         Grid(**{**_ADAM, "label_noise": list(noises), "seed": i, "data_seed": i, **keys})
@@ -68,9 +70,9 @@ def _pair(
         words,
         place,
         {name: sorted({own[name] for own in (full, quick, paper)}) for name in ("network", "data")},
-        _realisations(seeds[0], **_FEW, **full),
+        _realisations(seeds[0], _NOISES, **_FEW, **full),
         _realisations(seeds[1], [0.0, 0.5, 1.0], **_FEW, **quick),
-        _realisations(9, batch_size=128, max_epochs=1000, **paper),
+        _realisations(9, _NOISES, batch_size=128, max_epochs=1000, **paper),
     )
 
 
@@ -78,7 +80,7 @@ MLP = _pair(
     "MLP on MNIST",
     "top left",
     (
-        {"data": "mnist", "per_class": 200},
+        {"data": "mnist", "per_class": 200, "test_per_class": 200},
         {"data": "mnist5k", "per_class": 30},
         {"data": "mnist", "network": "784-1024-1024-1024-10"},
     ),
@@ -90,7 +92,7 @@ LENET = _pair(
     "LeNet on MNIST",
     "top right",
     (
-        {"data": "mnist", "per_class": 100},
+        {"data": "mnist", "per_class": 100, "test_per_class": 200},
         {"data": "mnist5k", "per_class": 20},
         {"data": "mnist"},
     ),
@@ -101,7 +103,7 @@ LENET = _pair(
 LENET_CIFAR = _pair(
     "LeNet on CIFAR-10",
     "bottom left",
-    ({"per_class": 200}, {"per_class": 20}, {}),
+    ({"per_class": 200, "test_per_class": 200}, {"per_class": 20, "test_per_class": 50}, {}),
     (3, 2),
     data="cifar10",
     network="lenet",
@@ -110,7 +112,11 @@ LENET_CIFAR = _pair(
 RESNET = _pair(
     "Wide ResNet on CIFAR-10",
     "bottom right",
-    ({"per_class": 100}, {"per_class": 10}, {"network": f"{_NETWORKS}:wrn_16_4"}),
+    (
+        {"per_class": 100, "test_per_class": 200},
+        {"per_class": 10, "test_per_class": 50},
+        {"network": f"{_NETWORKS}:wrn_16_4"},
+    ),
     (3, 2),
     data="cifar10",
     network=f"{_NETWORKS}:wrn_10_1",
@@ -153,11 +159,10 @@ def weaker(x: Column, y: Column, here: dict[str, Any], others: Sequence[dict[str
         first, *rest = found
         difference = first - np.mean(rest, axis=0)
         low, high = np.nanpercentile(difference[1:], [2.5, 97.5])
-        verdict = "holds" if high < 0 else "does not hold" if low > 0 else "undecided"
-        words = ", ".join(f"{r[0]:.2f}" for r in rest)
-        return Finding(
-            *map(float, (difference[0], low, high)), unit, verdict, f"{first[0]:.2f}; {words}"
-        )
+        verdict: Verdict = "holds" if high < 0 else "does not hold" if low > 0 else "undecided"
+        effect = float(difference[0])
+        note = f"{first[0]:.2f} against " + ", ".join(f"{r[0]:.2f}" for r in rest)
+        return Finding(effect, float(low), float(high), unit, verdict, note)
 
     return test
 
@@ -172,7 +177,7 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 # --- trained networks, rescaled ------------------------------------------------------------------
 
 
-def rescaled(measure: str, by: str | None = None, factor: float = 10.0) -> Column:
+def rescaled(measure: str, by: str | None = None, factor: float = 10.0) -> Numbers:
     """A measure of the stored networks, after a rescaling that leaves their function as it is."""
 
     def column(runs: Runs) -> np.ndarray:
@@ -183,7 +188,7 @@ def rescaled(measure: str, by: str | None = None, factor: float = 10.0) -> Colum
     return column
 
 
-def ratio(measure: str, by: str, factor: float = 10.0) -> Column:
+def ratio(measure: str, by: str, factor: float = 10.0) -> Numbers:
     """That measure over what it was before."""
 
     def column(runs: Runs) -> np.ndarray:
@@ -219,8 +224,8 @@ def _measured(folder: Path, measure: str, by: str | None, factor: float) -> floa
 
 
 def _scatter(pair: Pair, column: str, label: str) -> Panel:
-    where = {"x": column, "y": accuracy_gap, "xlabel": label, "ylabel": "accuracy gap"}
-    return Scatter(**where, where=pair.where, title=pair.words)
+    axes = column, accuracy_gap, label, "accuracy gap"
+    return Scatter(*axes, where=pair.where, title=pair.words)
 
 
 def _fitted(pair: Pair) -> Claim:
@@ -327,14 +332,15 @@ FIGURE4 = Study(
 # --- invariance ----------------------------------------------------------------------------------
 
 _PLAIN = {"network": "784-128-128-128-10"}
-_NORMED = {"network": RESNET.where["network"]}
+_NORMED = {"network": f"{_NETWORKS}:wrn_10_2"}
 _MATRIX, _RAO = "matrix_normalized_sharpness", "fisher_rao"
 
 
 def _rescalable(seeds: int, per_class: int) -> Grid:
     """MLPs without biases, which a split leaves whole, and networks with BatchNorm."""
-    few = {**_FEW, "per_class": per_class, "network": _PLAIN["network"]}
-    return _realisations(seeds, [0.0, 0.5, 1.0], **few) + RESNET.quick
+    plain = _realisations(seeds, [0.0, 0.5, 1.0], **_FEW, **_PLAIN, per_class=per_class)
+    normed = {**_FEW, **_NORMED, "data": "cifar10", "per_class": 10, "test_per_class": 10}
+    return plain + _realisations(2, [1.0], **normed)
 
 
 def _same(measure: str, by: str, factor: float = 10.0) -> Test:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from lowland.errors import InputError
 from lowland.sweep.configuration import Configuration
 from lowland.sweep.executors import Serial, WorkerDied, opened
-from lowland.sweep.plan import document, key, stacks_of, training_key
+from lowland.sweep.plan import document, key, planned, stacks_of, training_key
 from lowland.sweep.store import Claim, Store
+from lowland.usercode import described
 
 if TYPE_CHECKING:
     from lowland.sweep.runs import Kept
@@ -82,14 +83,9 @@ def run(
     store = Store(out, create=True)
     survey = store.survey()
     damaged = {name: why for name, why in survey.damaged.items() if name in runs}
-    for name in damaged:
-        store.set_aside(name)
-    if retry:
-        for row in store.rows():
-            if row["key"] in runs and row["status"] == "failed":
-                store.set_aside(row["key"])
-                survey.whole.discard(row["key"])
-    missing = set(runs.keys() - survey.whole)
+    failed = {row["key"] for row in store.rows() if retry and row["status"] == "failed"}
+    again = {name for name in runs if name in failed and _set_aside_failed(store, name)}
+    missing = set(runs.keys() - survey.whole) | again
     if missing:
         _check([runs[name] for name in runs if name in missing])
     stacks = [_Stack(store, runs_of) for runs_of in stacks_of(store, runs.values())]
@@ -103,11 +99,27 @@ def run(
         runs=list(runs),
         fresh=conductor.fresh,
         failed={name: row["reason"] for name, row in rows.items() if row["status"] == "failed"},
-        unconverged=sum(row.get("converged") is False for row in rows.values()),
+        unconverged=_unconverged(rows.values()),
         damaged=damaged,
         files=store.export(),
         seconds=time.perf_counter() - began,
     )
+
+
+def _unconverged(rows: Iterable[dict[str, Any]]) -> int:
+    """Runs that did what they could, and stopped at their limit."""
+    return sum(row["status"] == "done" and row.get("converged") is False for row in rows)
+
+
+def _set_aside_failed(store: Store, name: str) -> bool:
+    """Make room for another attempt, unless another sweep is at it or has made it."""
+    claim = store.claim(name)
+    if claim is None:
+        return True
+    with claim:
+        if store.whole(name) and store.read(name)["status"] == "failed":
+            store.set_aside(name)
+        return not store.whole(name)
 
 
 def _check(runs: Iterable[Configuration]) -> None:
@@ -158,12 +170,20 @@ class _Stack:
         while self.claims:
             self.claims.pop().release()
 
+    def under_way(self) -> bool:
+        """Whether some process is at it; what a killed one told is out of date."""
+        return any(self.store.is_claimed(name) for name in self.keys)
+
     def told(self) -> dict[str, Any]:
         """What the worker last said."""
         try:
             return json.loads(self.pulse.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
+
+    def failed(self, reason: str) -> "list[tuple[dict[str, Any], dict[str, bytes]]]":
+        """What is stored of the wanted runs if nothing came back."""
+        return [(document(self.keys[name], reason), {}) for name in self.wanted]
 
     def alone(self) -> list["_Stack"]:
         """The wanted runs, each as a stack of its own."""
@@ -184,6 +204,8 @@ class _Conductor:
 
     def __post_init__(self) -> None:
         self.began, self.missing = time.perf_counter(), len(self.left)
+        rows = [row for row in self.store.rows() if row["status"] == "done"]
+        self.trained = {row.get("training"): row["key"] for row in rows}
 
     def conduct(self, executor: str, workers: int | None) -> None:
         """Until nothing is left, here or with another sweep."""
@@ -234,13 +256,13 @@ class _Conductor:
 
     def _known(self, stack: _Stack) -> dict[str, dict[str, bytes]]:
         """Weights and epochs of networks that the stack wants and the store has."""
-        wanted = {training_key(stack.keys[name]) for name in stack.wanted}
         found = {}
-        for row in self.store.rows():
-            if row.get("training") in wanted and row["status"] == "done":
-                folder = self.store.path(row["key"])
+        for training in {training_key(stack.keys[name]) for name in stack.wanted}:
+            source = self.trained.get(training)
+            if source is not None and self.store.whole(source):
+                folder = self.store.path(source)
                 with contextlib.suppress(OSError):
-                    found[row["training"]] = {n: (folder / n).read_bytes() for n in _WEIGHTS}
+                    found[training] = {n: (folder / n).read_bytes() for n in _WEIGHTS}
         return found
 
     def _take_in(self, future: "Future[list[Kept]]", todo: deque[_Stack]) -> None:
@@ -252,17 +274,22 @@ class _Conductor:
                 if len(stack.wanted) > 1:  # find out which of them it was
                     todo.extend(stack.alone())
                     return
-                lost = {name: stack.keys[name] for name in stack.wanted}
-                kept = [(document(one, str(error)), {}) for one in lost.values()]
+                kept = stack.failed(str(error))
+            except BrokenExecutor as error:  # the runs are not to blame
+                raise InputError(f"{error}; the same command goes on where it stopped") from error
+            except (Exception, SystemExit) as error:
+                kept = stack.failed(described(error))
             for run, files in kept:
                 self.fresh += self.store.write(run["key"], run, files)
                 self.left.discard(run["key"])
+                if run["status"] == "done":
+                    self.trained[run["results"]["training"]] = run["key"]
         finally:
             stack.release()
 
     def _report(self, running: Collection[_Stack]) -> None:
         told = [(stack, stack.told()) for stack in running]
-        losses = [said["loss"] for _, said in told if said]
+        losses = [said["loss"] for _, said in told if said.get("loss") is not None]
         done = self.missing - len(self.left)
         part = done + sum(len(s.wanted) * said.get("part", 0) for s, said in told)
         elapsed = time.perf_counter() - self.began
@@ -282,18 +309,22 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
     store = Store(directory)
     states = {row["key"]: row for row in store.rows()}
     found = []
-    for name, plan in store.plans().items():
-        stacks = [_Stack(store, [Configuration.of(one) for one in s]) for s in plan["stacks"]]
+    for name in store.plans():
+        plan = planned(store, name)
+        if plan is None:
+            found.append({"sweep": name, "unreadable": True})
+            continue
+        stacks = [_Stack(store, stack) for stack in plan]
         keys = [k for stack in stacks for k in stack.keys]
         rows = [states[k] for k in keys if k in states]
-        told = [said for stack in stacks if (said := stack.told())]
+        told = [said for stack in stacks if stack.under_way() and (said := stack.told())]
         found.append(
             {
                 "sweep": name,
                 "runs": len(keys),
                 "done": sum(row["status"] == "done" for row in rows),
                 "failed": sum(row["status"] == "failed" for row in rows),
-                "unconverged": sum(row.get("converged") is False for row in rows),
+                "unconverged": _unconverged(rows),
                 "missing": len(keys) - len(rows),
                 "training": [{k: said[k] for k in ("epoch", "loss", "part")} for said in told],
             }

@@ -5,13 +5,16 @@ a sweep that was interrupted ends with the very numbers of one that was not, its
 remembered, and an unfinished stack is trained again as a whole.
 """
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
 from lowland import __version__
+from lowland.errors import InputError
 from lowland.sweep.configuration import Configuration
 from lowland.sweep.store import Store, key_of
+from lowland.usercode import imported, source_digest
 
 # Networks of a stack: more gain little, and a stack is what an interrupt can cost.
 STACK = 16
@@ -21,13 +24,26 @@ _SHAPES = ("data", "per_class", "network", "bias", "loss", "optimizer", "batch_s
 
 
 def key(run: Configuration) -> str:
-    """The name of a run in a store: it changes with any setting, and with the version."""
-    return key_of({**run.to_dict(), "lowland": __version__})
+    """The name of a run in a store: it changes with any setting, and with the code behind it."""
+    return key_of({**run.to_dict(), **_code(run)})
 
 
 def training_key(run: Configuration) -> str:
     """Equal for runs that train the same network in the same way."""
-    return key_of({**run.training(), "lowland": __version__})
+    return key_of({**run.training(), **_code(run)})
+
+
+def _code(run: Configuration) -> dict[str, str]:
+    """Our version, and a mark of each file that functions of the user come from."""
+    own = {name: getattr(run, name) for name in ("data", "network", "loss")}
+    users = {name: _source(path, name) for name, path in own.items() if ":" in path}
+    return {"lowland": __version__, **{f"{name} source": mark for name, mark in users.items()}}
+
+
+@functools.cache
+def _source(path: str, option: str) -> str:
+    imported(path, option)
+    return source_digest(path)
 
 
 def document(
@@ -53,13 +69,22 @@ def document(
 def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Configuration]]:
     """The runs of a sweep in stacks, as they were when it was first started on this store."""
     name = key_of({"runs": [key(run) for run in runs]})
-    known = store.plans().get(name)
-    if known is None:
-        stored = {row["training"] for row in store.rows() if row["status"] == "done"}
-        plan = [[run.to_dict() for run in stack] for stack in _stacked(runs, stored)]
+    known = planned(store, name)
+    if known is None or {run for stack in known for run in stack} != set(runs):
+        stored = {str(row.get("training")) for row in store.rows() if row["status"] == "done"}
+        known = list(_stacked(runs, stored))
+        plan = [[run.to_dict() for run in stack] for stack in known]
         store.remember(name, {"runs": len(runs), "stacks": plan})
-        known = store.plans()[name]
-    return [[Configuration.of(run) for run in stack] for stack in known["stacks"]]
+    return known
+
+
+def planned(store: Store, name: str) -> list[list[Configuration]] | None:
+    """The stacks of a plan, or None if there is none that can be read."""
+    try:
+        stacks = store.plan(name)["stacks"]
+        return [[Configuration.of(run) for run in stack] for stack in stacks]
+    except (InputError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _stacked(

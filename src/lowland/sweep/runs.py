@@ -4,6 +4,8 @@ import contextlib
 import copy
 import functools
 import json
+import math
+import random
 import tempfile
 import time
 import traceback
@@ -12,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +32,7 @@ from lowland.sweep.configuration import SETTINGS, Configuration
 from lowland.sweep.plan import document, training_key
 from lowland.training import Progress, Training, TrainingSettings, lenet, mlp, train_many
 from lowland.training.settings import Epoch
-from lowland.usercode import called, described, imported
+from lowland.usercode import called, described, loss_named
 
 # Components of single pairs that are kept with a run, for comparisons; all would be megabytes.
 _COMPONENTS = 50
@@ -87,10 +90,22 @@ def subject(run: Configuration) -> Subject:
             "a smaller batch or more data"
         )
     model = _network(run, train)
+    _check_layers(run, model)
     settings = TrainingSettings(**{f.name: getattr(run, f.name) for f in fields(TrainingSettings)})
-    loss = imported(run.loss, "loss") if ":" in run.loss else run.loss
+    loss = loss_named(run.loss, "loss")
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Subject(model, initial, train, test, words, loss, settings)
+
+
+def _check_layers(run: Configuration, model: nn.Module) -> None:
+    for name in run.layers:
+        weight = dict(model.named_parameters()).get(f"{name}.weight")
+        if weight is None or weight.ndim < 2:
+            known = [n.removesuffix(".weight") for n, p in model.named_parameters() if p.ndim > 1]
+            raise InputError(
+                f"layers names {name!r}, but the matrices of {run.network!r} are in "
+                f"{', '.join(map(repr, known))}"
+            )
 
 
 @functools.lru_cache(maxsize=8)  # the runs of a stack share their data
@@ -115,7 +130,8 @@ def _data(
             f"per_class, test_per_class and label_noise are for named data sets; {name} decides "
             "itself what it returns"
         )
-    both = called(name, "data")
+    with _seeded(seed):
+        both = called(name, "data")
     if not isinstance(both, tuple | list) or len(both) != 2:
         raise InputError(f"data {name} must return (train, test); it returned {type(both)}")
     train, test = (
@@ -156,8 +172,7 @@ def _network(run: Configuration, train: Data) -> nn.Module:
     for name in ("bias", "init_scale", "dropout"):
         if getattr(run, name) != SETTINGS[name].default:
             raise InputError(f"{name} is for named networks; {run.network} builds its own")
-    with torch.random.fork_rng():
-        torch.manual_seed(run.seed)
+    with _seeded(run.seed):
         model = called(run.network, "network")
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -165,6 +180,21 @@ def _network(run: Configuration, train: Data) -> nn.Module:
             f"{type(model).__name__}"
         )
     return model
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Whatever a user's function draws comes from the seed, and leaves no trace."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002  (the user's function may use it)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002
 
 
 def perform(
@@ -206,8 +236,9 @@ class Pulse:
         if time.monotonic() - self.told < 1:
             return
         self.told = time.monotonic()
-        losses = sorted(now.losses.values())
-        told = {"part": now.part, "epoch": now.epoch, "loss": losses[len(losses) // 2]}
+        losses = sorted(filter(math.isfinite, now.losses.values()))
+        middle = losses[len(losses) // 2] if losses else None
+        told = {"part": now.part, "epoch": now.epoch, "loss": middle}
         with contextlib.suppress(InputError):
             write_file(self.path, json.dumps(told))
         if self.then is not None:

@@ -206,6 +206,14 @@ class Store:
                 if current:
                     return None
 
+    def is_claimed(self, key: str) -> bool:
+        """Whether a living process has claimed the run."""
+        try:
+            with open(self._claims / self.path(key).name, "rb") as file:
+                return not _lock(file.fileno())
+        except FileNotFoundError:
+            return False
+
     # --- the table of all runs -------------------------------------------------------------------
 
     def rows(self) -> list[dict[str, Any]]:
@@ -274,18 +282,20 @@ class Store:
             raise InputError(f"expected a name of letters, digits, '.', '_' and '-', not {name!r}")
         write_file(self._plans / f"{name}.json", _text(document))
 
-    def plans(self) -> dict[str, dict[str, Any]]:
-        """The plans of all sweeps that were started here, by name."""
-        found = {}
-        for path in sorted(self._plans.glob("[!.]*.json")):
-            try:
-                found[path.stem] = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise InputError(
-                    f"the plan {path} cannot be read: {error}; start its sweep again, which "
-                    "writes it anew"
-                ) from error
-        return found
+    def plans(self) -> list[str]:
+        """The names of the plans of all sweeps that were started here."""
+        return sorted(path.stem for path in self._plans.glob("[!.]*.json"))
+
+    def plan(self, name: str) -> dict[str, Any]:
+        """The plan of this name."""
+        path = self._plans / f"{name}.json"
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(
+                f"the plan {path} cannot be read: {error}; start its sweep again, which "
+                "writes it anew"
+            ) from error
 
     # --- opening ---------------------------------------------------------------------------------
 

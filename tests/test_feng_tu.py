@@ -1,0 +1,250 @@
+"""The studies of Feng & Tu: their grids, and their claims in worlds where the truth is known."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lowland.studies.evidence import Runs
+from lowland.studies.feng_tu import STUDIES
+from lowland.studies.reproduce import reproduce
+from lowland.sweep import Configuration, Grid
+from lowland.sweep.plan import key
+
+NAMES = [study.name.partition(":")[2] for study in STUDIES]
+by_name = pytest.mark.parametrize("study", STUDIES, ids=NAMES)
+
+
+# --- what there is -------------------------------------------------------------------------------
+
+
+def test_every_figure_has_a_study():
+    assert [
+        *("fig2", "fig3", "fig4", "fig4-norm", "figS1", "figS2", "figS3", "figS4", "figS5"),
+        *("figS6", "figS7", "figS8", "figS9", "figS9-norm", "figS10", "figS11"),
+    ] == NAMES
+    panels = [len(study.panels) for study in STUDIES]
+    assert panels == [3, 6, 6, 4, 2, 7, 2, 1, 2, 3, 8, 9, 9, 9, 6, 3]
+
+
+@by_name
+def test_grids(study):
+    assert {run.seed for run in study.grid} == set(range(10))
+    assert len({run.seed for run in study.quick}) >= 3
+    assert len(study.quick) <= 64
+    for grid in (study.grid, study.quick):
+        # What is not decayed has no penalty: it would be trained twice otherwise.
+        assert all(run.penalty == "squared" for run in grid if not run.decay)
+    texts = [claim.text for claim in study.claims]
+    assert len(set(texts)) == len(texts)
+    assert all(claim.paper.startswith("Fig. ") for claim in study.claims)
+
+
+def test_the_paper_s_settings():
+    grids = {name: study.grid for name, study in zip(NAMES, STUDIES, strict=True)}
+    plain = Configuration(max_epochs=10_000)
+    assert (plain.learning_rate, plain.batch_size, plain.stop_loss) == (0.1, 25, 5e-4)
+    assert all(plain in set(grids[name]) for name in ("fig2", "fig3", "fig4", "figS1", "figS6"))
+    assert {run.per_class for run in grids["figS7"]} == {None, 400, 800, 1600, 3200}
+    assert {run.label_noise for run in grids["figS7"]} == {0, 0.1, 0.15, 0.2, 0.25}
+    assert {run.network for run in grids["figS8"]} == {"784-30-30-30-30-10"}
+    assert {(run.data, run.stop_loss) for run in grids["figS10"]} == {("cifar10", 1e-3)}
+
+
+def test_studies_share_their_runs():
+    every = Grid._of(run for study in STUDIES for run in study.grid)
+    assert len(every) < 0.5 * sum(len(study.grid) for study in STUDIES)
+    trained = {tuple(map(repr, run.training().values())) for run in every}
+    assert len(trained) == len(every) - 80 - 50  # analysed again: Fig. 3 for S11 and S4
+
+
+def test_the_issue_s_claims_are_there():
+    texts = {
+        name: " ".join(claim.text for claim in study.claims)
+        for name, study in zip(NAMES, STUDIES, strict=True)
+    }
+    for name, parts in {
+        "fig2": ("proportional to sigma_g^2", "trace", "T_w grows with the norm"),
+        "fig3": (
+            *("The gap falls with alpha", "The gap rises with B"),
+            *("sharp part of the gap falls", "flat part of the gap does not change with B"),
+            *("sigma_w, does not change with alpha", "sigma_w, does not change with B"),
+            "More than half of the gap comes from the 10 sharpest of 900 directions",
+        ),
+        "fig4": (
+            *("The gap falls with beta", "The gap rises with s", "flat part of the gap falls"),
+            "sigma_g does not change with beta",
+            "sigma_g does not change with s",
+        ),
+        "figS1": ("|mu_w|", "|mu_g|"),
+        "figS2": ("0 <= c_n <= 1", "c_n of the flat ones", "c_n does not change with alpha"),
+        "figS3": ("Eq. 11 is the gap", "test error"),
+        "figS4": ("inversely",),
+        "figS5": ("more strongly in the flat directions",),
+        "figS6": ("sharp part of the gap falls", "flat part of the gap rises", "not monotone"),
+        "figS7": (
+            *("sigma_g falls with N in the flat", "sigma_w, rises with N", "c_n falls with N"),
+            *("continuous", "most of the gap is in the flat part", "sigma_w, rises with rho"),
+            "c_n rises with rho",
+        ),
+        "figS8": ("flatter in hidden layer 2", "larger in hidden layer 3"),
+        "figS9": ("flatter in hidden layer 3", "larger in hidden layer 2"),
+        "figS10": ("The gap rises with s", "The gap rises with rho"),
+        "figS11": ("The gap is the same for alpha",),
+    }.items():
+        assert [part for part in parts if part not in texts[name]] == []
+
+
+def test_no_torch_to_list_the_studies():
+    code = "import sys, lowland.studies.feng_tu; print({'torch', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# --- worlds --------------------------------------------------------------------------------------
+
+M = 120  # directions
+n = np.arange(1, M + 1)
+SHARP = n <= 10
+
+
+class World:
+    """What the paper says, as formulas for the runs; the other worlds go against it.
+
+    In the ``reversed`` one every setting does the opposite. In the ``spoiled`` one it changes all
+    that there is, sharp and flat, sharpness, size and correlation, and nothing is as it should.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.sign = -1 if kind == "reversed" else 1
+        self.spoiled = kind == "spoiled"
+
+    def numbers(self, run: Configuration, depth: int) -> dict[str, np.ndarray]:
+        """Arrays of one layer."""
+        noise = np.random.default_rng([run.seed, depth, *str(run).encode()])
+        g = np.where(SHARP, 0.5 * n**-0.2, 0.1 * (n / 11) ** -0.5)
+        w = np.where(SHARP, 0.15, 0.06 * (n / 11) ** -0.3)
+        c = np.full(M, 0.45)
+        if self.spoiled:
+            c[:10] = 0.1
+            c[3] = -0.2
+        effects = {"g sharp": 1.0, "g flat": 1.0, "w sharp": 1.0, "w flat": 1.0, "c": 1.0}
+        for of, factor in self.effects(run, depth):
+            for target in effects if self.spoiled else of:
+                effects[target] *= factor**self.sign
+        g = g * np.where(SHARP, effects["g sharp"], effects["g flat"])
+        w = w * np.where(SHARP, effects["w sharp"], effects["w flat"])
+        c = c * effects["c"]
+        g, w = g * noise.lognormal(0, 0.01, M), w * noise.lognormal(0, 0.01, M)
+        wild = noise.lognormal(0, 2, M) if self.spoiled else np.ones(M)
+        mean = 1.0 if self.spoiled else 0.02
+        return {
+            "sigma_g": g,
+            "sigma_w": w,
+            "c": c,
+            "contribution": c * g * w,
+            "mu_g": mean * g,
+            "mu_w": -mean * w,
+            "eigenvalue": wild if self.spoiled else 1.6 * g**2,
+            "flatness": np.where(n % 3, wild / g, np.nan),
+        }
+
+    def effects(self, run: Configuration, depth: int):
+        """Factors of each setting, with what they act on in the paper's world."""
+        both, sizes = ("g sharp", "g flat"), ("w sharp", "w flat")
+        noise = run.learning_rate / run.batch_size / (0.1 / 25)
+        yield ("g sharp",), noise**-0.1
+        if self.spoiled:
+            yield (), (run.batch_size / 25) ** 0.2
+            yield (), 1 + 3 * run.dropout
+        else:
+            yield ("g sharp",), 1 - 4 * min(run.dropout, 0.1)
+            yield ("w flat",), 1 + 5 * run.dropout
+        yield ("w flat",), 1 - 20 * run.decay
+        yield ("w flat",), run.init_scale**0.5
+        if run.data == "mnist":
+            yield both, (run.per_class / 400) ** -0.3
+            yield sizes, (run.per_class / 400) ** 0.05
+            yield ("c",), (run.per_class / 400) ** -0.1
+        yield ("g sharp",), 1 - run.label_noise
+        yield ("g flat",), 1 + 12 * run.label_noise
+        yield ("c", *sizes), 1 + run.label_noise
+        yield both, 0.8**depth
+        yield sizes, 1.2**depth
+
+    def results(self, run: Configuration, of: dict[str, np.ndarray]) -> dict[str, float]:
+        """Single numbers of one layer."""
+        chance = np.random.default_rng([run.seed, *str(run).encode()])
+        eq11, total_w = of["contribution"].sum(), (of["sigma_w"] ** 2).sum()
+        sharp = of["contribution"][SHARP].sum()
+        return {
+            "eq11": eq11,
+            "sharp": sharp,
+            "flat": eq11 - sharp,
+            "paired_gap": 2 * eq11 if self.spoiled else 1.001 * eq11,
+            "gap": chance.lognormal() if self.spoiled else 1.002 * eq11,
+            "test_error": chance.uniform() if self.spoiled else 0.1 * eq11,
+            "train_error": 0.01 if self.spoiled else 0.0,
+            "total_g": (of["sigma_g"] ** 2).sum(),
+            "total_w_data": total_w,
+            "layer_norm": chance.lognormal(0, 2) if self.spoiled else 10 * total_w,
+            "learning_rate_over_batch": run.learning_rate / run.batch_size,
+        }
+
+    def runs(self, study, folder) -> Runs:
+        """Four realisations of a study, as a sweep would keep them."""
+        rows = []
+        for run in study.grid:
+            if run.seed > 3:
+                continue
+            settings = run.to_dict().items()  # lists are text in a table
+            row = {k: json.dumps(v) if isinstance(v, list) else v for k, v in settings}
+            row["key"], arrays = key(run), {}
+            for depth, layer in enumerate(run.layers or ("3",)):
+                found = self.numbers(run, depth)
+                prefix, colon = (f"layers/{layer}/", f"{layer}:") if depth else ("duality/", "")
+                arrays |= {f"{prefix}{name}": array for name, array in found.items()}
+                row |= {f"{colon}{k}": float(v) for k, v in self.results(run, found).items()}
+            (folder / key(run)).mkdir(parents=True)
+            np.savez(folder / key(run) / "arrays.npz", **arrays)
+            rows.append(row)
+        return Runs(tuple(rows), (), folder)
+
+
+@by_name
+def test_claims_hold_where_they_are_true_and_only_there(study, tmp_path):
+    runs = {
+        kind: World(kind).runs(study, tmp_path / kind) for kind in ("paper", "reversed", "spoiled")
+    }
+    for claim in study.claims:
+        found = claim.test(runs["paper"])
+        assert found.verdict == "holds", (claim.text, found)
+        others = [claim.test(runs[kind]).verdict for kind in ("reversed", "spoiled")]
+        assert others != ["holds", "holds"], claim.text
+
+
+@by_name
+def test_every_panel_shows_numbers(study, tmp_path):
+    runs = World("paper").runs(study, tmp_path)
+    for panel in study.panels:
+        curves = panel.curves(runs)
+        assert curves
+        assert all(np.isfinite(curve.y).any() for curve in curves), (panel, curves)
+
+
+def test_a_study_on_real_runs(tmp_path):
+    """Every layer of real networks, from the training to the verdicts; small and badly trained."""
+    study = next(study for study in STUDIES if study.name == "feng-tu:figS8")
+    small = [
+        dataclasses.replace(run, per_class=10, test_per_class=5, stop_loss=0.5)
+        for run in study.quick
+        if run.seed < 2 and run.batch_size < 400
+    ]
+    outcome = reproduce(
+        dataclasses.replace(study, quick=Grid._of(small)), tmp_path, quick=True, executor="serial"
+    )
+    assert len(outcome.claims) == len(study.claims)
+    assert all(np.isfinite(judged.finding.effect) for judged in outcome.claims)
