@@ -243,8 +243,7 @@ def test_a_study_on_real_runs(tmp_path):
         for run in study.quick
         if run.seed < 2 and run.batch_size < 400
     ]
-    outcome = reproduce(
-        dataclasses.replace(study, quick=Grid._of(small)), tmp_path, quick=True, executor="serial"
-    )
+    study = dataclasses.replace(study, quick=Grid._of(small), panels=study.panels[3:6])
+    outcome = reproduce(study, tmp_path, quick=True, executor="serial")
     assert len(outcome.claims) == len(study.claims)
     assert all(np.isfinite(judged.finding.effect) for judged in outcome.claims)

@@ -198,7 +198,13 @@ def test_what_is_measured_does_not_decide_the_weights():
     run = Configuration(seed=5)
     others = Configuration(seed=5, layers=("1",), n_sharp=3, basis="ggn", measures=("trace",))
     assert run.training() == others.training()
-    assert set(run.to_dict()) - set(run.training()) == {"layers", "n_sharp", "basis", "measures"}
+    assert set(run.to_dict()) - set(run.training()) == {
+        "layers",
+        "n_sharp",
+        "basis",
+        "widths",
+        "measures",
+    }
     assert run.training() != Configuration(seed=6).training()
 
 

@@ -554,5 +554,9 @@ def test_a_lenet_of_its_shape_and_without_global_randomness():
     network = lenet((3, 32, 32), 7)
     assert network(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
     assert torch.equal(torch.get_rng_state(), state)
+    dense = [
+        m for m in lenet((3, 32, 32), hidden=(120, 25), padding=0) if hasattr(m, "in_features")
+    ]
+    assert [m.in_features for m in dense] == [400, 120, 25]  # Feng & Tu, Methods
     again = lenet((3, 32, 32), 7).state_dict()
     assert all(torch.equal(p, again[name]) for name, p in network.state_dict().items())

@@ -51,6 +51,7 @@ def analyze(
     basis: Kind = "hessian",
     n_sharp: int | None = None,
     measures: Sequence[str] | None = None,
+    widths: int | None = None,
     brief: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Analysis:
@@ -69,6 +70,7 @@ def analyze(
         basis: the matrix whose eigenvectors are the directions, see :func:`lowland.duality`.
         n_sharp: how many directions count as sharp; by default the paper's 10.
         measures: which to compute beside the outcome; by default all.
+        widths: directions whose widths F_n are computed; by default 100, or none if brief.
         brief: leave out what only a reader of the report wants: the other layers, widths and
             leading-order terms.
         progress: called with the name of each stage as it begins.
@@ -89,7 +91,9 @@ def analyze(
     measured = measure(problem, names, progress=progress)
     notes: list[str] = []
     options = {"gauge": gauge, "basis": basis, "n_sharp": n_sharp, "progress": progress}
-    found, every = _decomposed(problem, chosen, layer_name is not None, brief, options, notes)
+    found, every = _decomposed(
+        problem, chosen, layer_name is not None, widths, brief, options, notes
+    )
     chosen = found.layer if found else chosen
     if training is not None and not training["converged"]:
         notes.append("The training stopped at its epoch limit before reaching its goal.")
@@ -126,6 +130,7 @@ def _decomposed(
     problem: Problem,
     chosen: str | None,
     asked_for: bool,
+    widths: int | None,
     brief: bool,
     options: dict[str, Any],
     notes: list[str],
@@ -145,7 +150,7 @@ def _decomposed(
         M = layer(problem, chosen).weight.numel()
         small = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
         details = small and not brief
-        widths = details and WIDTHS
+        widths = (details and WIDTHS) if widths is None else widths
         found = duality(
             problem, chosen, pairs=pairs, leading_order=details, widths=widths, **options
         )

@@ -2,7 +2,7 @@
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -10,6 +10,9 @@ from lowland.cli.app import Json, Quiet, app, home
 from lowland.cli.terminal import Results, fate_of, progress
 from lowland.errors import InputError
 from lowland.sweep.configuration import SETTINGS, Configuration
+
+if TYPE_CHECKING:
+    from lowland.sweep import Progress
 
 
 def train(
@@ -62,6 +65,7 @@ def train(
                 basis=run.basis,  # type: ignore[arg-type]
                 n_sharp=run.n_sharp,
                 measures=run.measures or None,
+                widths=run.widths or None,
                 progress=say,
             )
         if as_json:
@@ -148,12 +152,12 @@ def sweep(
         done = 0
         with progress(quiet) as say:
             say(f"{len(runs)} runs over {', '.join(runs.varied) or 'nothing'}; loading torch")
-            from lowland.sweep import Progress, run
+            from lowland.sweep import run
 
-            def tell(now: Progress) -> None:
+            def tell(now: "Progress") -> None:
                 nonlocal done
                 done = now.done
-                say(_told(now))
+                say(told(now))
 
             try:
                 summary = run(
@@ -182,7 +186,8 @@ def sweep(
             results.text(lambda console: draw_sweep(console, summary, runs.varied))
 
 
-def _told(now: Any) -> str:
+def told(now: "Progress") -> str:
+    """The progress of a sweep in a line."""
     loss = f", loss {now.loss:.2e}" if now.loss is not None else ""
     left = f", about {_time(now.seconds_left)} left" if now.seconds_left is not None else ""
     return f"{now.done} of {now.total} runs done: {now.running} under way{loss}{left}"

@@ -14,6 +14,7 @@ from lowland.report.numbers import number
 if TYPE_CHECKING:
     from lowland.measures import Measure, Stress
     from lowland.measures.stressed import Move
+    from lowland.studies import Outcome
     from lowland.sweep import Summary
 
 
@@ -203,3 +204,41 @@ def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]])
         for now in one["training"]:
             loss = "" if now["loss"] is None else f", loss {now['loss']:.2e}"
             console.print(Text(f"  training: epoch {now['epoch']}{loss}, {now['part']:.0%}"))
+
+
+def draw_studies(console: Console, rows: list[dict[str, Any]]) -> None:
+    """The studies that can be reproduced."""
+    table = Table(box=None, pad_edge=False)
+    for heading, side in (
+        ("study", "left"),
+        ("what", "left"),
+        ("runs", "right"),
+        ("quick", "right"),
+    ):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(row["name"], Text(row["title"]), str(row["runs"]), str(row["quick_runs"]))
+    console.print(table)
+
+
+def draw_outcomes(
+    console: Console, outcomes: "list[Outcome]", store: Path, pages: list[Path]
+) -> None:
+    """Every claim with its verdict, and where the figures are."""
+    for one in outcomes:
+        console.print(Text(f"{one.name}: {one.title}", style="bold"))
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for judged in one.claims:
+            found = judged.finding
+            effect = f"{found.effect:.3g} [{found.low:.3g}, {found.high:.3g}] {found.unit}"
+            table.add_row(found.verdict, Text(f"{judged.text}\n{effect}"))
+        console.print(table)
+        for why in one.left_out:
+            console.print(Text(f"left out: {why}"))
+        figure = store / "studies" / one.file / f"{one.file}.svg"
+        console.print(Text(f"figure: {figure}"), soft_wrap=True)
+        console.print()
+    for path in pages:
+        console.print(Text(f"page: {path}"), soft_wrap=True)

@@ -7,7 +7,7 @@ import csv
 import io
 import math
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ class Against:
     """Columns against a setting: means over realisations with their standard deviation."""
 
     key: str
-    columns: dict[str, Column]  # by label
+    columns: Mapping[str, Column]  # by label
     ylabel: str
     xlabel: str | None = None
     log: str = ""

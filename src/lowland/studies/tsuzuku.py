@@ -113,7 +113,7 @@ RESNET = _pair(
     "Wide ResNet on CIFAR-10",
     "bottom right",
     (
-        {"per_class": 100, "test_per_class": 200},
+        {"per_class": 50, "test_per_class": 200},
         {"per_class": 10, "test_per_class": 50},
         {"network": f"{_NETWORKS}:wrn_16_4"},
     ),
@@ -288,7 +288,7 @@ _SAME = (
     "Sharpness is shown as it is; the paper rescales it to [0, 1], which changes no correlation.",
 )
 _RESNET_SIZE = (
-    "A Wide ResNet 10-1 (77,850 parameters) on 1,000 images stands for the 16-4 (2.7 million) on "
+    "A Wide ResNet 10-1 (77,850 parameters) on 500 images stands for the 16-4 (2.7 million) on "
     "50,000: see tsuzuku:paper. 33 networks in place of 100; batches of 32 in place of 128.",
 )
 _SIZES = (
@@ -352,7 +352,7 @@ def _grows(measure: str, where: dict[str, Any], by: str) -> Test:
 
 
 def _before_and_after(measure: str, label: str) -> Panel:
-    columns = {
+    columns: dict[str, Column] = {
         "as trained": rescaled(measure),
         "units rescaled (Eq. 15, 16)": rescaled(measure, "units"),
         "layers in halves (Eq. 26-30)": rescaled(measure, "split", 2.0),

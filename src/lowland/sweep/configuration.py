@@ -68,9 +68,9 @@ _DATA = _one_of(
     form=_importable,
 )
 _NETWORK = Values(
-    'the sizes of an MLP such as "784-30-30-10", or lenet, or pkg.module:factory',
-    lambda value: value == "lenet" or bool(_SIZES.fullmatch(value)) or _importable(value),
-    ("lenet",),
+    'the sizes of an MLP such as "784-30-30-10", or lenet, or cnn, or pkg.module:factory',
+    lambda v: v in ("lenet", "cnn") or bool(_SIZES.fullmatch(v)) or _importable(v),
+    ("lenet", "cnn"),
 )
 _LOSS = _one_of(
     *("cross_entropy", "mse", "normalized_cross_entropy"),
@@ -159,6 +159,10 @@ class Configuration:
             "matrix whose eigenvectors are the directions",
             _one_of("hessian", "ggn", "fisher"),
         ),
+    )
+    widths: int = field(
+        default=0,
+        metadata=_about("analysis", "directions whose widths F_n are computed", _FROM_0),
     )
     measures: tuple[str, ...] = field(
         default=(), metadata=_about("analysis", "measures to compute besides the outcome")

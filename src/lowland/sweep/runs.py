@@ -165,9 +165,13 @@ def _network(run: Configuration, train: Data) -> nn.Module:
                 f"{classes}; let its last size be that"
             )
         return mlp(run.sizes, **options)
-    if run.network == "lenet":
+    if run.network in ("lenet", "cnn"):
         if X.ndim != 4:
-            raise InputError(f"lenet takes images, but {run.data} has inputs of {X.ndim - 1} sizes")
+            raise InputError(
+                f"{run.network} takes images, but {run.data} has inputs of {X.ndim - 1} sizes"
+            )
+        if run.network == "cnn":  # Feng & Tu's
+            options |= {"hidden": (120, 25), "padding": 0}
         return lenet((X.shape[1], X.shape[2], X.shape[3]), classes, **options)
     for name in ("bias", "init_scale", "dropout"):
         if getattr(run, name) != SETTINGS[name].default:
@@ -327,6 +331,7 @@ def analysed(
         basis=run.basis,  # type: ignore[arg-type]
         n_sharp=run.n_sharp,
         measures=run.measures,
+        widths=run.widths,
         brief=True,
     )
     numbers: dict[str, Any] = {name: analysis.results["outcome"][name] for name in OUTCOME}
@@ -343,6 +348,7 @@ def analysed(
             pairs=pair(problem),
             basis=run.basis,
             n_sharp=run.n_sharp,
+            widths=run.widths,
         )
         for name, one in others.items():
             numbers |= {f"{name}:{field}": getattr(one, field) for field in _DUALITY}

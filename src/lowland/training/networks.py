@@ -39,28 +39,34 @@ def lenet(
     shape: tuple[int, int, int] = (1, 28, 28),
     classes: int = 10,
     *,
+    hidden: tuple[int, ...] = (120, 84),
+    padding: int = 2,
     bias: bool = True,
     scale: float = 1.0,
     dropout: float = 0.0,
     seed: int = 0,
 ) -> nn.Sequential:
-    """LeNet-5 with ReLU and max-pooling: 6 and 16 channels of 5 x 5, then 120, 84 and the classes.
+    """LeNet-5 with ReLU and max-pooling: 6 and 16 channels of 5 x 5, then dense layers.
 
-    ``shape`` is that of an image; ``dropout`` acts on the two dense hidden layers.
+    ``shape`` is that of an image; the first convolution keeps its size by ``padding``, as if it were
+    one of the 32 x 32 of LeCun et al. ``dropout`` acts on the ``hidden`` dense layers. Feng & Tu's
+    network for CIFAR-10 has ``hidden=(120, 25)`` and ``padding=0``.
     """
     channels, height, width = shape
-    # Kept by the first convolution, as for the 32 x 32 images of LeCun et al.; cut by the second.
-    rows, columns = ((side // 2 - 4) // 2 for side in (height, width))
+    rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
     if min(rows, columns) < 1:
-        raise InputError(f"LeNet needs images of 12 x 12 pixels or more; got {height} x {width}")
+        raise InputError(
+            f"LeNet needs images of {16 - 2 * padding} x {16 - 2 * padding} pixels or more; got "
+            f"{height} x {width}"
+        )
     convolutions = [
-        nn.utils.skip_init(nn.Conv2d, channels, 6, 5, padding=2, bias=bias),
+        nn.utils.skip_init(nn.Conv2d, channels, 6, 5, padding=padding, bias=bias),
         nn.utils.skip_init(nn.Conv2d, 6, 16, 5, bias=bias),
     ]
     modules: list[nn.Module] = []
     for convolution in convolutions:
         modules += [convolution, nn.ReLU(), nn.MaxPool2d(2)]
-    dense = mlp((16 * rows * columns, 120, 84, classes), bias=bias, dropout=dropout)
+    dense = mlp((16 * rows * columns, *hidden, classes), bias=bias, dropout=dropout)
     network = nn.Sequential(*modules, *dense)
     return _xavier(network, scale, seed)
 

@@ -1,0 +1,125 @@
+"""The verb that makes the papers' figures again."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from lowland.cli.app import Json, Quiet, app, home
+from lowland.cli.making import told
+from lowland.cli.terminal import Results, progress
+from lowland.errors import InputError
+
+if TYPE_CHECKING:
+    from lowland.studies import Outcome
+
+
+@app.command
+def reproduce(
+    study: str | None = None,
+    /,
+    *,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    out: Path = Path("lowland-reproduction"),
+    executor: str = "processes",
+    workers: int | None = None,
+    pages: Path | None = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make figures of the papers again, with a verdict on every claim; without a name, list them.
+
+    Parameters
+    ----------
+    study
+        A study such as feng-tu:fig3, a paper (feng-tu, tsuzuku), or all.
+    quick
+        Smaller versions, about a minute each.
+    out
+        The store that keeps runs and figures. Studies share runs; started again, they go on.
+    executor
+        serial, processes, dask (a local cluster), or tcp://host:port of a Dask scheduler.
+    workers
+        How many processes; by default one for each core.
+    pages
+        Also write a page for each paper, of all that is in the store, with its figures here.
+    """
+    if study is None and pages is None:
+        _list(as_json)
+        return
+    out = home(out)
+    done: list[Outcome] = []
+    with Results() as results:
+        with progress(quiet) as say:
+            from lowland.studies import find
+            from lowland.studies import reproduce as run
+
+            chosen = find(study) if study is not None else []
+            for number, one in enumerate(chosen, start=1):
+                head = f"{one.name} ({number} of {len(chosen)}): "
+                say(f"{head}loading torch")
+                try:
+                    found = run(
+                        one,
+                        out,
+                        quick=quick,
+                        executor=executor,
+                        workers=workers,
+                        progress=lambda now, head=head: say(f"{head}{told(now)}"),  # type: ignore[misc]
+                    )
+                except KeyboardInterrupt:
+                    raise KeyboardInterrupt(
+                        f"{len(done)} of {len(chosen)} studies are done, and single runs of "
+                        f"{one.name} are kept in {out}; the same command goes on"
+                    ) from None
+                done.append(found)
+            written = _write_pages(out, home(pages)) if pages is not None else []
+        if as_json:
+            results.json(
+                {"studies": [one.to_dict() for one in done], "pages": [str(p) for p in written]}
+            )
+        else:
+            from lowland.cli.summary import draw_outcomes
+
+            results.text(lambda console: draw_outcomes(console, done, out, written))
+
+
+def _list(as_json: bool) -> None:
+    from lowland.studies import STUDIES
+
+    rows: list[dict[str, Any]] = [
+        {"name": s.name, "title": s.title, "runs": len(s.grid), "quick_runs": len(s.quick)}
+        for s in STUDIES.values()
+    ]
+    with Results() as results:
+        if as_json:
+            results.json(rows)
+        else:
+            from lowland.cli.summary import draw_studies
+
+            results.text(lambda console: draw_studies(console, rows))
+
+
+def _write_pages(store: Path, folder: Path) -> list[Path]:
+    """A page for each paper with what was reproduced in the store, and the figures beside it."""
+    import shutil
+
+    from lowland.atomic import write_file
+    from lowland.studies import PAPERS, outcomes, page
+
+    found = outcomes(store)
+    if not found:
+        raise InputError(f"{store} holds no study that was reproduced; name one to begin with")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for paper, title in PAPERS.items():
+        own = [one for one in found if one.name.startswith(f"{paper}:")]
+        if not own:
+            continue
+        for one in own:
+            for figure in (store / "studies" / one.file).glob(f"{one.file}.*"):
+                shutil.copyfile(figure, folder / figure.name)
+        path = folder / f"{paper}.md"
+        write_file(path, page(own, title))
+        written.append(path)
+    return written

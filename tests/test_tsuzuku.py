@@ -1,0 +1,230 @@
+"""The studies of Tsuzuku et al.: their grids, their networks, and rescaled networks as claimed."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import lowland as ll
+from lowland.studies.evidence import Runs
+from lowland.studies.networks import wide_resnet, wrn_10_1, wrn_10_2, wrn_16_4
+from lowland.studies.tsuzuku import (
+    FIGURE1,
+    FIGURE3,
+    FIGURE4,
+    LARGE,
+    MLP,
+    PAIRS,
+    RESCALING,
+    RESNET,
+    STUDIES,
+    accuracy_gap,
+    rescaled,
+    weaker,
+)
+from lowland.sweep import Grid, run
+
+EVERY = (*STUDIES, *LARGE)
+
+
+@pytest.mark.parametrize("study", EVERY, ids=lambda study: study.name)
+def test_studies_are_whole_and_their_quick_versions_small(study):
+    assert study.paper == "tsuzuku"
+    assert study.panels
+    assert study.claims
+    assert len({claim.text for claim in study.claims}) == len(study.claims)
+    assert len(study.quick) <= 40
+    assert all(run.per_class <= 30 for run in study.quick)
+    assert {run.optimizer for run in (*study.grid, *study.quick)} == {"adam"}
+    assert {run.decay for run in study.grid} == {run.dropout for run in study.grid} == {0.0}
+
+
+def test_names_are_unique():
+    assert len({study.name for study in EVERY}) == len(EVERY)
+
+
+def test_figures_share_their_runs_and_every_ratio_occurs_in_every_panel():
+    assert list(FIGURE3.grid) == list(FIGURE4.grid)
+    assert set(FIGURE1.grid) < set(FIGURE3.grid)
+    for pair in PAIRS:
+        for grid in (pair.full, pair.paper):
+            ratios = sorted({run.label_noise for run in grid})
+            assert ratios == pytest.approx(np.linspace(0, 1, 11))
+        for grid in (FIGURE3.grid, FIGURE3.quick, LARGE[0].grid):
+            chosen = [
+                run for run in grid if all(getattr(run, k) in v for k, v in pair.where.items())
+            ]
+            assert set(chosen) in (set(pair.full), set(pair.quick), set(pair.paper))
+
+
+def test_realisations_have_images_and_labels_of_their_own():
+    assert all(run.data_seed == run.seed for study in EVERY for run in study.grid)
+
+
+def test_studies_are_read_without_torch():
+    code = "import sys; from lowland.studies import tsuzuku; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+
+def parameters(depth, width):
+    """Weights of a wide residual network, from Table 1 of Zagoruyko & Komodakis."""
+    blocks = (depth - 4) // 6
+    total, before = 3 * 16 * 9, 16
+    for after in (16 * width, 32 * width, 64 * width):
+        for _ in range(blocks):
+            norms = 2 * before + 2 * after
+            shortcut = before * after if before != after else 0
+            total += norms + 9 * before * after + 9 * after * after + shortcut
+            before = after
+    return total + 2 * before + 10 * before + 10
+
+
+@pytest.mark.parametrize(
+    ("make", "depth", "width"), [(wrn_16_4, 16, 4), (wrn_10_1, 10, 1), (wrn_10_2, 10, 2)]
+)
+def test_wide_resnets_have_the_parameters_of_their_table(make, depth, width):
+    model = make()
+    assert sum(p.numel() for p in model.parameters()) == parameters(depth, width)
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    shortcuts = [m for m in layers if getattr(m, "kernel_size", None) == (1, 1)]
+    assert len(layers) - len(shortcuts) == depth - 2  # 6 n + 4 counts three shortcuts, not the last
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_the_papers_network_has_the_published_size():
+    assert round(parameters(16, 4) / 1e6, 2) == 2.75
+
+
+@pytest.mark.parametrize(("depth", "width"), [(12, 1), (4, 1), (10, 0)])
+def test_impossible_depths_are_told(depth, width):
+    with pytest.raises(ValueError, match="10, 16, 22"):
+        wide_resnet(depth, width)
+
+
+def test_the_trace_of_a_wide_resnet_is_that_of_its_hessian():
+    """Against a plain one: with double precision, columns of the Hessian from autograd."""
+    torch.manual_seed(0)
+    model = wide_resnet(10, 1).double()
+    x, y = torch.randn(4, 3, 32, 32).double(), torch.arange(4)
+    model(x)  # statistics that are not 0 and 1
+    model.eval()
+    problem = ll.Problem(model, "cross_entropy", train=(x, y))
+    found = ll.trace(ll.hessian(problem))
+    assert found.method == "exact, by layer structure"
+    weight = dict(model.named_parameters())["8.weight"]
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    (g,) = torch.autograd.grad(loss, weight, create_graph=True)
+    own = sum(
+        torch.autograd.grad(g.flatten()[i], weight, retain_graph=True)[0].flatten()[i]
+        for i in range(weight.numel())
+    )
+    assert found.parts["8.weight"].value == pytest.approx(float(own), rel=1e-9)
+    first = dict(model.named_parameters())["1.conv1.weight"]
+    (g,) = torch.autograd.grad(loss, first, create_graph=True)
+    rows = [int(i) for i in torch.linspace(0, first.numel() - 1, 5)]
+    diagonal = ll.diagonal(problem)["1.conv1.weight"].flatten()
+    for i in rows:
+        (h,) = torch.autograd.grad(g.flatten()[i], first, retain_graph=True)
+        assert float(diagonal[i]) == pytest.approx(float(h.flatten()[i]), rel=1e-7, abs=1e-12)
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Tiny networks of the kind that is rescaled, with true and with random labels."""
+    out = tmp_path_factory.mktemp("store")
+    tiny = {
+        "data": "digits",
+        "per_class": 3,
+        "test_per_class": 10,
+        "network": "64-16-16-16-10",
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+        "stop_loss": 0.1,
+        "measures": ("trace", "normalized_sharpness"),
+    }
+    grid = Grid(**tiny, label_noise=[0.0, 1.0], seed=range(2))
+    run(grid, out, executor="serial")
+    runs = Runs.of(out, grid)
+    assert len(runs) == 4
+    return runs
+
+
+def numbers(runs, measure, by=None, factor=10.0):
+    return rescaled(measure, by, factor)(runs)
+
+
+def test_what_is_measured_again_is_what_the_run_says(trained):
+    for name in ("trace", "normalized_sharpness"):
+        assert numbers(trained, name) == pytest.approx(trained.column(name), rel=1e-3)
+
+
+def test_eq_15_and_16_change_the_trace_alone(trained):
+    before = numbers(trained, "normalized_sharpness")
+    assert numbers(trained, "normalized_sharpness", "units") == pytest.approx(before, rel=1e-6)
+    assert (numbers(trained, "trace", "units") > 2 * numbers(trained, "trace")).all()
+
+
+def test_halves_have_half_the_fisher_rao_norm_and_the_same_sharpness(trained):
+    assert numbers(trained, "fisher_rao", "split", 2.0) == pytest.approx(
+        numbers(trained, "fisher_rao") / 2, rel=1e-9
+    )
+    for name in ("normalized_sharpness", "matrix_normalized_sharpness"):
+        before = numbers(trained, name)
+        assert numbers(trained, name, "split", 2.0) == pytest.approx(before, rel=1e-6)
+
+
+def test_the_gap_is_that_of_accuracies(trained):
+    rows = trained.table
+    assert accuracy_gap(trained) == pytest.approx(rows["test_error"] - rows["train_error"])
+
+
+def planted(tmp_path, spread, n=40):
+    """Runs of every pair whose trace follows the gap up to noise; ``spread`` by pair."""
+    random = np.random.default_rng(3)
+    rows = []
+    for pair, noise in zip(PAIRS, spread, strict=True):
+        gap = random.uniform(0, 1, n)
+        trace = gap + noise * random.normal(size=n)
+        for i in range(n):
+            own = {name: values[0] for name, values in pair.where.items()}
+            rows.append({**own, "seed": i, "trace": trace[i], "test_error": gap[i]})
+    rows = [{**row, "train_error": 0.0} for row in rows]
+    return Runs(tuple(rows), (), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spread", "verdict"),
+    [
+        ((0.05, 0.05, 0.05, 1.0), "holds"),
+        ((1.0, 1.0, 1.0, 0.05), "does not hold"),
+        ((0.2, 0.2, 0.2, 0.2), "undecided"),
+    ],
+)
+def test_weaker_correlations_are_told(tmp_path, spread, verdict):
+    test = weaker("trace", accuracy_gap, RESNET.where, [pair.where for pair in PAIRS[:3]])
+    found = test(planted(tmp_path, spread))
+    assert found.verdict == verdict
+    assert found.low <= found.effect <= found.high
+
+
+def test_too_few_runs_decide_nothing(tmp_path):
+    test = weaker("trace", accuracy_gap, RESNET.where, [MLP.where])
+    found = test(planted(tmp_path, (0.1,) * 4, n=3))
+    assert found.verdict == "undecided"
+    assert "needs four" in found.note
+
+
+def test_judging_a_study_of_nothing_decides_nothing(tmp_path):
+    for study in EVERY:
+        for claim in study.claims:
+            assert claim.test(Runs((), (), tmp_path)).verdict == "undecided"
+    assert RESCALING in EVERY
