@@ -247,3 +247,5 @@ def test_a_study_on_real_runs(tmp_path):
     outcome = reproduce(study, tmp_path, quick=True, executor="serial")
     assert len(outcome.claims) == len(study.claims)
     assert all(np.isfinite(judged.finding.effect) for judged in outcome.claims)
+    runs = Runs.of(tmp_path, study.quick)
+    assert np.isfinite(runs.column("layer_norm")).all()  # for Fig. 2B

@@ -70,8 +70,8 @@ def _pair(
         words,
         place,
         {name: sorted({own[name] for own in (full, quick, paper)}) for name in ("network", "data")},
-        _realisations(seeds[0], _NOISES, **_FEW, **full),
-        _realisations(seeds[1], [0.0, 0.5, 1.0], **_FEW, **quick),
+        _realisations(seeds[0], _NOISES, **{**_FEW, **full}),
+        _realisations(seeds[1], [0.0, 0.5, 1.0], **{**_FEW, **quick}),
         _realisations(9, _NOISES, batch_size=128, max_epochs=1000, **paper),
     )
 
@@ -113,8 +113,8 @@ RESNET = _pair(
     "Wide ResNet on CIFAR-10",
     "bottom right",
     (
-        {"per_class": 50, "test_per_class": 200},
-        {"per_class": 10, "test_per_class": 50},
+        {"per_class": 50, "test_per_class": 200, "batch_size": 50},
+        {"per_class": 10, "test_per_class": 50, "batch_size": 20},
         {"network": f"{_NETWORKS}:wrn_16_4"},
     ),
     (3, 2),
@@ -289,7 +289,7 @@ _SAME = (
 )
 _RESNET_SIZE = (
     "A Wide ResNet 10-1 (77,850 parameters) on 500 images stands for the 16-4 (2.7 million) on "
-    "50,000: see tsuzuku:paper. 33 networks in place of 100; batches of 32 in place of 128.",
+    "50,000: see tsuzuku:paper. 33 networks in place of 100; batches of 50 in place of 128.",
 )
 _SIZES = (
     "The networks learn from fewer images: 2,000 (MLP, 99 networks), 1,000 (LeNet on MNIST, 55) "
@@ -339,8 +339,8 @@ _MATRIX, _RAO = "matrix_normalized_sharpness", "fisher_rao"
 def _rescalable(seeds: int, per_class: int) -> Grid:
     """MLPs without biases, which a split leaves whole, and networks with BatchNorm."""
     plain = _realisations(seeds, [0.0, 0.5, 1.0], **_FEW, **_PLAIN, per_class=per_class)
-    normed = {**_FEW, **_NORMED, "data": "cifar10", "per_class": 10, "test_per_class": 10}
-    return plain + _realisations(2, [1.0], **normed)
+    normed = {**_NORMED, "data": "cifar10", "per_class": 10, "test_per_class": 10}
+    return plain + _realisations(2, [0.0], **{**_FEW, **normed, "batch_size": 20})
 
 
 def _same(measure: str, by: str, factor: float = 10.0) -> Test:

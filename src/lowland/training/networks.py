@@ -48,9 +48,9 @@ def lenet(
 ) -> nn.Sequential:
     """LeNet-5 with ReLU and max-pooling: 6 and 16 channels of 5 x 5, then dense layers.
 
-    ``shape`` is that of an image; the first convolution keeps its size by ``padding``, as if it were
-    one of the 32 x 32 of LeCun et al. ``dropout`` acts on the ``hidden`` dense layers. Feng & Tu's
-    network for CIFAR-10 has ``hidden=(120, 25)`` and ``padding=0``.
+    ``shape`` is that of an image, whose size the first convolution keeps by ``padding``;
+    ``dropout`` acts on the ``hidden`` dense layers. Feng & Tu's network for CIFAR-10 has
+    ``hidden=(120, 25)`` and ``padding=0``.
     """
     channels, height, width = shape
     rows, columns = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width))
