@@ -213,7 +213,11 @@ def test_a_stack_does_what_each_does_alone(make, rule):
         )
 
 
-@pytest.mark.parametrize("make", [dense, conv])
+def residual(seed: int, dropout: float) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(dropout), Residual(seed))
+
+
+@pytest.mark.parametrize("make", [dense, conv, residual])
 def test_a_run_does_not_depend_on_the_others_in_its_stack(make):
     """Initial weights, data order and dropout, also when others leave in the middle."""
     settings = [

@@ -17,7 +17,6 @@ from lowland.studies.tsuzuku import (
     LARGE,
     MLP,
     PAIRS,
-    RESCALING,
     RESNET,
     STUDIES,
     accuracy_gap,
@@ -227,4 +226,3 @@ def test_judging_a_study_of_nothing_decides_nothing(tmp_path):
     for study in EVERY:
         for claim in study.claims:
             assert claim.test(Runs((), (), tmp_path)).verdict == "undecided"
-    assert RESCALING in EVERY

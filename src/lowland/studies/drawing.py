@@ -134,8 +134,11 @@ class Spectrum:
     def curves(self, runs: Runs) -> list[Curve]:
         """One for each value of the setting."""
         found = []
-        for label, part in _parts(runs.where(**self.where), self.by):
-            arrays = part.array(self.array)[:, : self.first]
+        chosen = runs.where(**self.where)
+        # Computed for all at once: what is drawn may be a ratio to some of them.
+        rows = dict(zip((r["key"] for r in chosen.rows), chosen.array(self.array), strict=True))
+        for label, part in _parts(chosen, self.by):
+            arrays = np.array([rows[row["key"]] for row in part.rows])[:, : self.first]
             ranks = _ranks(arrays.shape[1], "x" in self.log)
             found.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
         return found

@@ -5,6 +5,7 @@ Fig. 1, 3 and 4 show the same trained networks, so they share their runs.
 
 import functools
 import json
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def _pair(
         place,
         {name: sorted({own[name] for own in (full, quick, paper)}) for name in ("network", "data")},
         _realisations(seeds[0], _NOISES, **{**_FEW, **full}),
-        _realisations(seeds[1], [0.0, 0.5, 1.0], **{**_FEW, **quick}),
+        _realisations(seeds[1], [0.0, 0.5, 1.0], **{**_FEW, **quick, "stop_loss": 0.05}),
         _realisations(9, _NOISES, batch_size=128, max_epochs=1000, **paper),
     )
 
@@ -131,8 +132,13 @@ def _all(size: str) -> Grid:
 # --- what is looked at ---------------------------------------------------------------------------
 
 
+def train_accuracy(runs: Runs) -> np.ndarray:
+    """On the labels it was trained with."""
+    return 1 - runs.column("train_error")
+
+
 def accuracy_gap(runs: Runs) -> np.ndarray:
-    """Training accuracy, on the labels it was trained with, minus test accuracy."""
+    """Training accuracy minus test accuracy."""
     return runs.column("test_error") - runs.column("train_error")
 
 
@@ -232,7 +238,7 @@ def _fitted(pair: Pair) -> Claim:
     return Claim(
         f"{pair.words}: the training accuracy is near 1.",
         "Sec. 6.1: near 1 even with random labels",
-        on(pair.where, between("train_error", 0.0, 0.01)),
+        on(pair.where, between(train_accuracy, 0.99, math.inf)),
     )
 
 

@@ -16,8 +16,9 @@ from lowland.sweep.configuration import Configuration
 from lowland.sweep.store import Store, key_of
 from lowland.usercode import imported, source_digest
 
-# Networks of a stack: more gain little, and a stack is what an interrupt can cost.
-STACK = 16
+# Networks of a stack: more gain little, and a stack is what an interrupt can cost. Convolutions
+# train one by one, and what a network of the user's is made of shows only when it is built.
+STACK, CONVOLUTIONS, USERS = 16, 1, 4
 
 # Runs that differ in these have other shapes, or take other steps.
 _SHAPES = ("data", "per_class", "network", "bias", "loss", "optimizer", "batch_size")
@@ -98,5 +99,7 @@ def _stacked(
         groups.setdefault(shape, {}).setdefault(training, []).append(run)
     for alike in groups.values():
         trainings = list(alike.values())
-        for first in range(0, len(trainings), STACK):
-            yield [run for same in trainings[first : first + STACK] for run in same]
+        some = trainings[0][0]
+        size = STACK if some.sizes else USERS if ":" in some.network else CONVOLUTIONS
+        for first in range(0, len(trainings), size):
+            yield [run for same in trainings[first : first + size] for run in same]

@@ -336,7 +336,8 @@ def analysed(
     )
     numbers: dict[str, Any] = {name: analysis.results["outcome"][name] for name in OUTCOME}
     if (found := analysis.results["duality"]) is not None:
-        numbers |= {"layer": found["layer"], **{name: found[name] for name in _DUALITY}}
+        numbers |= {"layer": found["layer"], "layer_norm": found["weight_norm"]}
+        numbers |= {name: found[name] for name in _DUALITY}
         components = analysis.arrays["pairs/components"]
         analysis.arrays["pairs/components"] = components[:, :_COMPONENTS]
     for row in analysis.results["measures"]:

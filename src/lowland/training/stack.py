@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 Weights = dict[str, Tensor]  # by name, each with the runs as its first dimension
 # (weights, inputs, training) -> outputs (runs, batch, ...). Inputs are (runs, batch, ...), or
@@ -34,7 +35,8 @@ def kind_of(model: nn.Module) -> str | None:
 
     Batch statistics belong to one network, and noise other than ``nn.Dropout`` could not be drawn
     for each run from its own seed. Runs may differ in the rate of dropout, and in nothing else
-    that a module keeps beside its tensors.
+    that a module keeps beside its tensors. On a CPU, stacked convolutions are no faster than single
+    ones, and slower in large batches.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     params = dict(model.named_parameters(remove_duplicate=False))
@@ -47,6 +49,7 @@ def kind_of(model: nn.Module) -> str | None:
         or any(m._forward_hooks or m._forward_pre_hooks for m in modules.values())
         or any(not p.requires_grad for p in params.values())
         or any(p.dtype not in (torch.float32, torch.float64) for p in params.values())
+        or (any(isinstance(m, _ConvNd) for m in modules.values()) and not _on_gpu(model))
         or len(set(params.values())) < len(params)  # tied
         or len(set(dropouts)) < len(dropouts)
     ):
@@ -54,6 +57,10 @@ def kind_of(model: nn.Module) -> str | None:
     shapes = {name: (tuple(v.shape), v.dtype, v.device) for name, v in model.state_dict().items()}
     constants = {name: (type(m), _constants(m)) for name, m in modules.items()}
     return f"{constants}{shapes}"
+
+
+def _on_gpu(model: nn.Module) -> bool:
+    return any(p.is_cuda for p in model.parameters())
 
 
 def _constants(module: nn.Module) -> dict[str, Any]:
