@@ -111,7 +111,7 @@ def progress(quiet: bool) -> Iterator[Say]:
     def line(stage: str) -> None:
         nonlocal told
         _go_on()
-        kind = stage.split(":")[0]
+        kind = stage.split(": ")[0]
         if kind != told:  # one line for each stage, not for each epoch
             told = kind
             complain(kind)
