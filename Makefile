@@ -15,7 +15,7 @@ demo: $(VENV)/.data
 
 .PHONY: test
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 .PHONY: slow
 slow: $(VENV)/.test

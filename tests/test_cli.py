@@ -99,7 +99,7 @@ def test_help_and_version_import_no_torch(tmp_path):
     assert "--checkpoint" in done.stdout
     assert done.stderr == (
         'lowland: Unknown command "analyse". Did you mean "analyze"? Available commands: train, '
-        "sweep, analyze, compare, measures, report; see lowland --help\n"
+        "sweep, reproduce, analyze, compare, measures, report; see lowland --help\n"
     )
 
 
