@@ -175,6 +175,32 @@ def test_weights_before_a_batchnorm_can_be_scaled_in_eval_mode(factor):
         ll.rescale(CASES["lenet"].problem(), "norms")
 
 
+class PreActivated(nn.Module):
+    """What the first BatchNorm sees goes past it along a shortcut, unlike what the second sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.inner, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.norm1, self.norm2 = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.last((x + self.norm2(self.inner(self.norm1(x).relu()))).relu())
+
+
+def test_a_shortcut_around_a_batchnorm_forbids_scaling_through_it():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, X = PreActivated().double(), torch.randn(20, 3, dtype=torch.float64)
+        model(X)
+    data = X, torch.arange(20) % 2
+    problem = ll.Problem(model.eval(), train=data, test=data)
+    other = ll.rescale(problem, "norms", 10.0)
+    torch.testing.assert_close(outputs(other), outputs(problem))
+    torch.testing.assert_close(other.params["stem.weight"], problem.params["stem.weight"])
+    torch.testing.assert_close(other.params["inner.weight"], 10 * problem.params["inner.weight"])
+
+
 def test_a_split_layer_is_the_sum_of_its_shares():
     problem = CASES["mlp-relu"].problem(n=12)
     other = ll.rescale(problem, "split", 4.0)

@@ -22,7 +22,7 @@ _JOINT = {
     "ReshapeAliasBackward0", "TBackward0", "TransposeBackward0", "PermuteBackward0",
     "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0",
     "ExpandBackward0", "RepeatBackward0", "SplitBackward0", "SplitWithSizesBackward0",
-    "UnbindBackward0", "SelectBackward0", "SliceBackward0", "IndexBackward0",
+    "UnbindBackward0", "AsStridedBackward0", "SelectBackward0", "SliceBackward0", "IndexBackward0",
     "IndexSelectBackward0", "GatherBackward0", "CloneBackward0", "AliasBackward0",
     "ToCopyBackward0", "ConstantPadNdBackward0", "MaskedFillBackward0", "Im2ColBackward0",
     "UpsampleNearest2DBackward0", "UpsampleBilinear2DBackward0", "CumsumBackward0",

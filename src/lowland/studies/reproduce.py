@@ -217,7 +217,8 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
         total.update(outcome.count())
     head = [
         f"# {title}" if title else "",
-        f"{len(outcomes)} figures of the paper. {_counted(total)}",
+        f"{len(outcomes)} {'figure' if len(outcomes) == 1 else 'figures'} of the paper. "
+        + _counted(total),
     ]
     return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
 
@@ -263,7 +264,8 @@ def _facts(outcome: Outcome) -> str:
             if name != "seed"
         ),
         "runs": f"{outcome.runs}, of {outcome.realisations} realisations",
-        "time": f"{outcome.seconds:.0f} s" + _shared(outcome),
+        "time": f"{outcome.seconds:.0f} s in the command that did the last of them, which trains "
+        "no network that the store has" + _shared(outcome),
         "command": f"`{outcome.command}`",
         "files": ", ".join(f"[{k.upper()}]({outcome.file}.{k})" for k in ("svg", "pdf", "csv")),
     }
