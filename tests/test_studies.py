@@ -634,7 +634,7 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     assert "| It falls. | falls | −0.25 [−0.4, −0.1] of its mean (4 seeds) | **holds** |" in text
     assert "- left out: 1 failed at learning_rate 0.2 (seeds 3): it diverged" in text
     assert "`learning_rate` 0.1, 0.2; `decay_epochs` none; `layers` a and b" in text
-    assert "no network that the store has, with 5 of the runs done before, for another study" in text
+    assert "store has, with 5 of the runs done before, for another study" in text
     assert "## Fig. S1 (norm): Rates" in text
     assert text.startswith("2 figures of the paper. **Verdicts**: holds 2,")
 
