@@ -288,7 +288,7 @@ ROWS = [
         repeats=3,
         note="The paper does not say how many samples. Their noise, clipped at zero, makes the "
         "algorithm's value several times too large. SGD has the best rate that is safe",
-        missed="the exact diagonal takes ten backward passes; against 1,000 samples it is reached",
+        missed="the exact diagonal takes nine backward passes; against 1,000 samples it is reached",
     ),
     Row(
         name="measures",
