@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # -qq: errors are shown, and nothing else.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Two targets at once would install into one environment at once.
 .NOTPARALLEL:
@@ -15,11 +16,11 @@ demo: $(VENV)/.data
 
 .PHONY: test
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: slow
 slow: $(VENV)/.test
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(PYTEST) -m slow $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.lint

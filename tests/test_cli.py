@@ -352,6 +352,7 @@ def test_an_ignored_signal_stays_ignored(project):
     assert seen == [signal.SIG_IGN]
 
 
+@pytest.mark.slow
 def test_stress_prints_what_moved(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     line = ("measures", "--stress", "--model", "mine:model", "--data", "mine:data", "--quiet")

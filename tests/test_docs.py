@@ -89,6 +89,7 @@ def lowland(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_quickstart_runs_from_top_to_bottom(desk):
     printed = follow(DOCS / "quickstart.md", desk, "python", "sh")
     assert "my-report/report.html" in printed
@@ -111,6 +112,7 @@ def test_data_page_runs_and_lists_every_set(desk):
         assert f"| `{name}` |" in text
 
 
+@pytest.mark.slow
 def test_making_page_runs(desk):
     printed = follow(DOCS / "making.md", desk, "sh")
     assert "comparison: lowland-comparison.html" in printed

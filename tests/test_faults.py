@@ -107,7 +107,10 @@ def whole(cwd: Path) -> int:
     return len(list((cwd / "out").glob("runs/[!.]*")))
 
 
-def test_kill_9_at_twenty_moments(cwd, undisturbed):
+@pytest.mark.parametrize(
+    ("forked", "commands"), [(5, 0), pytest.param(16, 4, marks=pytest.mark.slow)]
+)
+def test_kill_9_at_any_moment(cwd, undisturbed, forked, commands):
     """Then resumed: none lost, none twice, and to the last bit what an undisturbed sweep finds."""
     chance = random.Random(0)
     seen = []
@@ -121,7 +124,7 @@ def test_kill_9_at_twenty_moments(cwd, undisturbed):
         text=True,
     )
     with parent:
-        for _ in range(16):
+        for _ in range(forked):
             print(file=parent.stdin, flush=True)
             victim = int(parent.stdout.readline())
             more = chance.choice([0, 0, 1, 2])  # runs that this one may finish
@@ -132,7 +135,7 @@ def test_kill_9_at_twenty_moments(cwd, undisturbed):
             seen.append(whole(cwd))
         parent.stdin.close()
     # With processes there are orphans to mind.
-    for _ in range(4):
+    for _ in range(commands):
         process = start(cwd, "grid.toml", "--out", "out", "--executor", "processes")
         time.sleep(chance.uniform(3, 7))
         process.kill()
@@ -145,6 +148,7 @@ def test_kill_9_at_twenty_moments(cwd, undisturbed):
     assert not list((cwd / "out/damaged").iterdir())
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_dask_worker(cwd, undisturbed):
     with Cluster(cwd / "cluster") as cluster:
         victim, _ = cluster.add_worker(), cluster.add_worker()
@@ -167,7 +171,7 @@ def test_two_sweeps_at_once_share_the_work(cwd, undisturbed):
     assert_finished(cwd / "out", undisturbed)
 
 
-@pytest.mark.parametrize("executor", ["serial", "processes"])
+@pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(cwd, undisturbed, executor):
     args = ("grid.toml", "--out", "out", "--executor", executor, "--workers", "1")
     args = args[:-2] if executor == "serial" else args
@@ -218,6 +222,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(where)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_sweep_and_room_lets_it_go_on(cwd, undisturbed, small_disk):
     args = ("sweep", "grid.toml", "--out", str(small_disk / "out"), "--executor", "serial")
     full = run(*args, cwd=cwd)
@@ -267,6 +272,7 @@ class Mine(nn.Sequential):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_raises_diverges_or_kills_its_worker_fails_alone(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "grid.toml").write_text(

@@ -42,6 +42,7 @@ def test_every_part_is_within_its_error_of_the_dense_trace(name):
     assert found.value == pytest.approx(sum(p.value for p in found.parts.values()))
 
 
+@pytest.mark.slow
 def test_the_standard_error_covers_the_truth_at_its_rate():
     problem = CASES["mlp-tanh"].problem(n=9, batch_size=9)
     chosen, names = curved(problem)
