@@ -93,6 +93,8 @@ def run(
     conductor = _Conductor(store, todo, len(runs), missing, progress)
     if todo:
         conductor.conduct(executor, workers)
+    for name in runs:  # a sweep that was killed may have left one beside runs that it finished
+        _pulse(store, name).unlink(missing_ok=True)
     rows = {row["key"]: row for row in store.rows() if row["key"] in runs}
     return Summary(
         directory=store.directory,
@@ -140,6 +142,11 @@ def _check(runs: Iterable[Configuration]) -> None:
                 )
 
 
+def _pulse(store: Store, name: str) -> Path:
+    """Where a worker tells how far it is with a stack, under the name of the first run of it."""
+    return store.directory / "claims" / f"{name}.json"
+
+
 class _Stack:
     """Runs that are done together, and where they stand."""
 
@@ -148,7 +155,7 @@ class _Stack:
         self.keys = {key(one): one for one in runs}
         self.claims: list[Claim] = []
         self.wanted: list[str] = []
-        self.pulse = store.directory / "claims" / f"{next(iter(self.keys))}.json"
+        self.pulse = _pulse(store, next(iter(self.keys)))
 
     def missing(self) -> list[str]:
         return [name for name in self.keys if not self.store.whole(name)]
