@@ -40,7 +40,7 @@ class Ran:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "lowland.cli", *args]
+    return [sys.executable, "-m", "lowland", *args]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -82,7 +82,7 @@ def run_line(line: str) -> str:
 
 def lowland(*arguments: str) -> str:
     """Run the command line as a user does; returns what it printed."""
-    asked = [sys.executable, "-m", "lowland.cli", *arguments]
+    asked = [sys.executable, "-m", "lowland", *arguments]
     environment = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(asked, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -123,6 +123,12 @@ def test_making_page_runs(desk):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("converged: True") == 9
     assert "Grid(5 runs over learning_rate, seed)" in done.stdout
+
+
+def test_the_study_of_your_own_runs(desk):
+    printed = follow(DOCS / "reproduction" / "index.md", desk, "python")
+    assert re.search(r"Finding\(effect=-?\d.*4 seeds", printed)
+    assert (desk / "runs/studies/mine-rates/mine-rates.svg").is_file()
 
 
 def test_making_page_shows_a_grid_of_80_runs(desk):

@@ -47,9 +47,10 @@ ONLY = {
 
 
 def room_of(file: Path, source: Path = SOURCE) -> str:
-    """The first part of the module's name; the package's own __init__ is the room ''."""
+    """The first part of the module's name; the package's own files are its doors, '' and 'cli'."""
     parts = file.relative_to(source).with_suffix("").parts
-    return "" if parts == ("__init__",) else parts[0]
+    doors = {("__init__",): "", ("__main__",): "cli"}
+    return doors.get(parts, parts[0])
 
 
 def imports(text: str, module: str) -> Iterator[tuple[int, str]]:

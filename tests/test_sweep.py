@@ -91,13 +91,27 @@ def test_stacks_are_decided_once(tmp_path):
     store = Store(tmp_path, create=True)
     grid = list(Grid(**SMALL, seed=range(40), batch_size=[10, 20]))
     first = stacks_of(store, grid)
-    assert [len(stack) for stack in first] == [16, 16, 8] * 2
-    assert {run.batch_size for run in first[0]} == {10}
+    assert [len(stack) for stack in first] == [16, 16, 16, 16, 8, 8]
+    assert [{run.batch_size for run in stack} for stack in first] == [
+        {20},
+        {20},
+        {10},
+        {10},
+        *({20}, {10}),
+    ]
     sweep(grid[:2], tmp_path, executor="serial")
     assert stacks_of(store, grid) == first
     # Another grid is planned around what is there.
     other = stacks_of(store, grid[:4])
     assert [[run.seed for run in stack] for stack in other] == [[0], [0], [1], [1]]
+
+
+def test_what_takes_long_trains_together_and_first(tmp_path):
+    grid = Grid(**SMALL, seed=range(10), learning_rate=[0.4, 0.1, 0.2])
+    stacks = stacks_of(Store(tmp_path, create=True), list(grid))
+    rates = [run.learning_rate for stack in stacks for run in stack]
+    assert rates == sorted(rates)
+    assert [len(stack) for stack in stacks] == [16, 14]
 
 
 @pytest.mark.parametrize("text", ["{", '{"runs": 3}', '{"stacks": [[{"seed": 0}]]}'])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lowland as ll
+from lowland.studies.claims import weaker
 from lowland.studies.evidence import Runs
 from lowland.studies.networks import wide_resnet, wrn_10_1, wrn_10_2, wrn_16_4
 from lowland.studies.tsuzuku import (
@@ -21,7 +22,6 @@ from lowland.studies.tsuzuku import (
     STUDIES,
     accuracy_gap,
     rescaled,
-    weaker,
 )
 from lowland.sweep import Grid, run
 

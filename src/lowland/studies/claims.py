@@ -8,7 +8,7 @@ of the runs that gives a number for each of them.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,29 @@ def stronger(x1: Column, x2: Column, y: Column) -> Test:
     return test
 
 
+def weaker(x: Column, y: Column, here: dict[str, Any], others: Sequence[dict[str, Any]]) -> Test:
+    """Two columns go together less closely in some runs than on average in others."""
+    unit = f"correlation of {_name(x)} and {_name(y)} here minus its mean elsewhere"
+
+    def test(runs: Runs) -> Finding:
+        columns = []
+        for where in (here, *others):
+            part = runs.where(**where)
+            columns.append(_together(part.column(x), part.column(y)))
+        fewest = min(len(a) for a, _ in columns)
+        if fewest < 4:
+            return _nothing(unit, f"{fewest} run(s) of a kind; a correlation needs four")
+        r = [_pearson(*both) for both in columns]
+        drawn = [_pearson(*_resampled(*both, seed=k)) for k, both in enumerate(columns)]
+        spread = np.std(drawn[0] - np.mean(drawn[1:], axis=0), ddof=1)
+        reach = _student(fewest - 2) * spread
+        effect = r[0] - np.mean(r[1:])
+        note = f"{r[0]:.2f} against " + ", ".join(f"{other:.2f}" for other in r[1:])
+        return _finding(effect, effect - reach, effect + reach, unit, _side(0.0, -1), note)
+
+    return test
+
+
 def proportional(x: Series, y: Series, largest: int = 10, within: float = 0.2) -> Test:
     """Over the leading directions one array is proportional to another: its power is 1."""
     unit = f"power of {_name(x)} that {_name(y)} follows over the first {largest} directions"
@@ -325,10 +348,10 @@ def _fisher(r: Any) -> Any:
     return np.arctanh(np.clip(r, -1 + 1e-12, 1 - 1e-12))
 
 
-def _resampled(*columns: np.ndarray) -> list[np.ndarray]:
+def _resampled(*columns: np.ndarray, seed: int = 0) -> list[np.ndarray]:
     """The same resamples of each column, (resamples, runs)."""
     n = len(columns[0])
-    drawn = np.random.default_rng(0).integers(n, size=(_RESAMPLES, n))
+    drawn = np.random.default_rng(seed).integers(n, size=(_RESAMPLES, n))
     return [column[drawn] for column in columns]
 
 

@@ -73,7 +73,9 @@ def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Config
     known = planned(store, name)
     if known is None or {run for stack in known for run in stack} != set(runs):
         stored = {str(row.get("training")) for row in store.rows() if row["status"] == "done"}
-        known = list(_stacked(runs, stored))
+        stacks = _stacked(runs, stored)
+        # The longest first: then no worker has a long one left when the others are done.
+        known = sorted(stacks, key=lambda stack: -sum(map(_effort, stack)))
         plan = [[run.to_dict() for run in stack] for stack in known]
         store.remember(name, {"runs": len(runs), "stacks": plan})
     return known
@@ -91,15 +93,23 @@ def planned(store: Store, name: str) -> list[list[Configuration]] | None:
 def _stacked(
     runs: Iterable[Configuration], trained: Collection[str]
 ) -> Iterator[list[Configuration]]:
-    """Runs of one shape together; those whose network is trained already apart from the rest."""
+    """Runs of one shape together; those whose network is trained already apart from the rest.
+
+    Those that will take long share a stack, which shrinks as its runs end and is then less worth.
+    """
     groups: dict[Any, dict[str, list[Configuration]]] = {}
     for run in runs:
         training = training_key(run)
         shape = training in trained, *(getattr(run, name) for name in _SHAPES)
         groups.setdefault(shape, {}).setdefault(training, []).append(run)
     for alike in groups.values():
-        trainings = list(alike.values())
+        trainings = sorted(alike.values(), key=lambda same: -_effort(same[0]))
         some = trainings[0][0]
         size = STACK if some.sizes else USERS if ":" in some.network else CONVOLUTIONS
         for first in range(0, len(trainings), size):
             yield [run for same in trainings[first : first + size] for run in same]
+
+
+def _effort(run: Configuration) -> float:
+    """In proportion to the samples that a training will see: it needs so many steps of its rate."""
+    return run.batch_size / run.learning_rate

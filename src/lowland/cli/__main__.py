@@ -1,5 +1,0 @@
-"""``python -m lowland.cli`` for where the script is not on the path."""
-
-from lowland.cli import main
-
-main()

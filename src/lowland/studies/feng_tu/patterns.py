@@ -1,0 +1,213 @@
+"""Panels and claims that figures have in common."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from lowland.studies.claims import Test, falls, larger_part, on, rises, smaller_part, unchanged
+from lowland.studies.drawing import Against, Panel, Spectrum
+from lowland.studies.evidence import Column, Runs
+from lowland.studies.feng_tu.grids import FULL, LETTERS, only
+from lowland.studies.feng_tu.numbers import (
+    HIDDEN,
+    LAYERS,
+    Layer,
+    flat_size_over_sharp_size,
+    steepest_drop,
+)
+from lowland.studies.study import Claim, Finding
+
+_TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
+
+
+def claims_on(where: dict[str, Any], *rows: tuple[str, str, Test]) -> tuple[Claim, ...]:
+    """Claims about these runs."""
+    return tuple(Claim(text, f"Fig. {paper}", on(where, test)) for text, paper, test in rows)
+
+
+def because(why: str, test: Test) -> Test:
+    """The test, with the reason that was found where it goes against the paper."""
+
+    def explained(runs: Runs) -> Finding:
+        found = test(runs)
+        return found if found.verdict == "holds" else replace(found, note=f"{found.note}; {why}")
+
+    return explained
+
+
+SPARSER = (
+    "|w| hardly changes, but with alpha / B fewer hidden units are active for an image, so that "
+    "|dx| / |x| grows, and sigma_w with it in the flat directions"
+)
+
+
+def c_panel(key: str, where: dict[str, Any]) -> Panel:
+    """The correlation coefficient of shifts and gradients, by direction."""
+    return Spectrum("duality/c", key, "$c_n$", log="x", where=where)
+
+
+def three_panels(key: str, where: dict[str, Any], at: Layer = HIDDEN) -> tuple[Panel, Panel, Panel]:
+    """The sharpness spectrum, the accumulative size, and the gap with its two parts."""
+    columns: dict[str, Column] = {
+        "$\\Delta L$": at.column("eq11"),
+        "$\\Delta L_s$": at.column("sharp"),
+        "$\\Delta L_f$": at.column("flat"),
+    }
+    log = "" if key in ("decay", "init_scale", "dropout", "label_noise") else "x"
+    both: dict[str, Any] = {"where": where, "title": at.title}
+    return (
+        Spectrum(at.array("sigma_g"), key, "$\\sigma_{g,n}$", **both),
+        Spectrum(at.accumulated, key, "$S_{w,n}$", log="x", **both),
+        Against(key, columns, "generalisation gap", log=log, **both),
+    )
+
+
+def by_sharpness(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
+    """As the paper says of alpha and B: they act on the sharp directions, by their sharpness."""
+    x, moves, (spectrum, size, parts) = LETTERS[key], _TRENDS[trend], figures
+    return (
+        *_through("sharp", "flat", key, trend, parts, at),
+        *claims_on(
+            only(key),
+            (
+                f"sigma_g {trend} with {x} in the 10 sharpest directions{_in(at)}.",
+                f"{spectrum}: {trend}",
+                moves(at.sharpness, key),
+            ),
+            (
+                f"sigma_g does not change with {x} in the flat directions{_in(at)}.",
+                f"{spectrum}: no significant change",
+                unchanged(at.flat_sharpness, key),
+            ),
+            (
+                f"The size of the solution, sigma_w, does not change with {x}{_in(at)}.",
+                f"{size}: no significant change",
+                because(SPARSER, unchanged(at.size, key)),
+            ),
+        ),
+    )
+
+
+def by_size(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
+    """As the paper says of beta and s: they act on the flat directions, by the size."""
+    x, moves, (spectrum, size, parts) = LETTERS[key], _TRENDS[trend], figures
+    return (
+        *_through("flat", "sharp", key, trend, parts, at),
+        *claims_on(
+            only(key),
+            (
+                f"sigma_g does not change with {x} in the 10 sharpest directions{_in(at)}.",
+                f"{spectrum}: no significant change",
+                unchanged(at.sharpness, key),
+            ),
+            (
+                f"sigma_g does not change with {x} in the flat directions{_in(at)}.",
+                f"{spectrum}: no significant change",
+                unchanged(at.flat_sharpness, key),
+            ),
+            (
+                f"The size of the solution, sigma_w, {trend} with {x}{_in(at)}.",
+                f"{size}: {trend}",
+                moves(at.size, key),
+            ),
+        ),
+    )
+
+
+def _through(
+    part: str, other: str, key: str, trend: str, figure: str, at: Layer
+) -> tuple[Claim, ...]:
+    """The gap changes, mostly by one part of it, and the other part stays."""
+    x, moves = LETTERS[key], _TRENDS[trend]
+    return claims_on(
+        only(key),
+        (
+            f"The gap {trend} with {x}{_in(at)}.",
+            f"{figure}: {trend}",
+            moves(at.column("eq11"), key),
+        ),
+        (
+            f"The {part} part of the gap {trend} with {x}{_in(at)}.",
+            f"{figure}: {trend}",
+            moves(at.column(part), key),
+        ),
+        (
+            f"The {other} part of the gap does not change with {x}{_in(at)}.",
+            f"{figure}: no significant change",
+            unchanged(at.column(other), key),
+        ),
+        (
+            f"More of the change with {x} is in the {part} part than in the {other} part{_in(at)}.",
+            f"{figure}: mainly in the {part} part",
+            moves(at.excess(part, other), key),
+        ),
+    )
+
+
+def _in(at: Layer) -> str:
+    return f", {at.title}" if at.title else ""
+
+
+def with_random_labels(
+    where: dict[str, Any], spectrum: str, size: str, parts: str
+) -> tuple[Claim, ...]:
+    """As the paper says of rho: the gap rises, and mostly in the flat directions."""
+    rho, noisy = "label_noise", {"label_noise": FULL.noises[1:]}
+    growth = rises(HIDDEN.excess("flat", "sharp"), rho)
+    return claims_on(
+        where,
+        ("The gap rises with rho.", f"{parts}: rises", rises("eq11", rho)),
+        ("The flat part of the gap rises with rho.", f"{parts}: rises", rises("flat", rho)),
+        ("More of that rise is in the flat part.", f"{parts}: dominantly in the flat part", growth),
+        (
+            "With random labels most of the gap is in the flat part.",
+            f"{parts}: dominated by the flat part",
+            on(noisy, larger_part("flat", "eq11")),
+        ),
+        (
+            "sigma_g rises with rho in the flat directions.",
+            f"{spectrum}: rises significantly",
+            rises(HIDDEN.flat_sharpness, rho),
+        ),
+        (
+            "sigma_g falls with rho in the 10 sharpest directions.",
+            f"{spectrum}: falls",
+            falls(HIDDEN.sharpness, rho),
+        ),
+        (
+            "The spectrum becomes continuous: its steepest drop falls with rho.",
+            f"{spectrum}: no sudden drop",
+            falls(steepest_drop, rho),
+        ),
+        (
+            "The size of the solution, sigma_w, rises with rho.",
+            f"{size}: rises significantly",
+            rises(HIDDEN.size, rho),
+        ),
+    )
+
+
+def on_flat(key: str, trend: str, figure: str) -> tuple[Claim, ...]:
+    """As the paper says of beta and s: the size changes most in the flat directions."""
+    text = f"sigma_w {trend} with {LETTERS[key]} more strongly in the flat directions."
+    test = _TRENDS[trend](flat_size_over_sharp_size, key)
+    return claims_on(only(key), (text, f"{figure}: stronger in the flat directions", test))
+
+
+def in_every_layer(
+    claims: Callable[..., tuple[Claim, ...]], key: str, trend: str, figure: str
+) -> tuple[Claim, ...]:
+    """The same of each layer, a row of the figure, and what depth does."""
+    found: list[Claim] = []
+    for at, letters in zip(LAYERS, ("ABC", "DEF", "GHI"), strict=True):
+        found += claims(key, trend, [f"{figure}{letter}" for letter in letters], at)
+    for before, after in pairwise(LAYERS):
+        flatter = smaller_part(after.column("total_g"), before.column("total_g"), 1.0)
+        larger = larger_part(after.column("total_w_data"), before.column("total_w_data"), 1.0)
+        found += claims_on(
+            {},
+            (f"The loss is flatter in {after.title} than in the one before.", figure, flatter),
+            (f"The solution is larger in {after.title} than in the one before.", figure, larger),
+        )
+    return tuple(found)
