@@ -103,7 +103,7 @@ def test_stacks_are_decided_once(tmp_path):
     assert stacks_of(store, grid) == first
     # Another grid is planned around what is there.
     other = stacks_of(store, grid[:4])
-    assert [[run.seed for run in stack] for stack in other] == [[0], [0], [1], [1]]
+    assert [[run.seed for run in stack] for stack in other] == [[0], [1], [0], [1]]
 
 
 def test_what_takes_long_trains_together_and_first(tmp_path):
