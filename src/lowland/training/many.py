@@ -13,6 +13,7 @@ from lowland.training import loop
 from lowland.training.loop import Data
 from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
 from lowland.training.stack import (
+    Dense,
     Dropouts,
     Forward,
     Weights,
@@ -178,6 +179,13 @@ class _Stack:
         self.learnt = [name for name, _ in models[0].named_parameters()]
         self.states: list[Weights] = []
         self.steps = 0
+        self.first, self.seen = _seen_inputs(runs, forward)
+        self.pairs = [run.data for run in runs]
+        if self.first is not None:
+            cut = {id(X): X.flatten(1)[:, self.seen] for X, _ in self.pairs}
+            self.pairs = [(cut[id(X)], y) for X, y in self.pairs]
+            whole = self.weights[self.first]
+            self.weights[self.first] = laid_out([w[:, self.seen] for w in whole])
         self.orders = [torch.Generator().manual_seed(run.settings.seed) for run in runs]
         self.dropouts = Dropouts(models, runs[0].data[0][:1], [run.settings.seed for run in runs])
         self._settle()
@@ -185,11 +193,12 @@ class _Stack:
     def _settle(self) -> None:
         """What stays the same until a run leaves."""
         settings = [run.settings for run in self.runs]
-        self.data = _Shared([run.data for run in self.runs])
+        self.data = _Shared(self.pairs)
         self.rate = self._each([its.learning_rate for its in settings])
         self.momentum = self._each([its.momentum for its in settings])
         default = _DEFAULT_RADIUS.get(self.method, 0.0)
         self.radius = self._each([default if s.radius is None else s.radius for s in settings])
+        self.still = [_squares_left(run.model, self.first, self.seen) for run in self.runs]
 
     def train(self, watch: _Watch) -> None:
         """Until every run is over; models get their weights as they leave, or on an interrupt."""
@@ -306,7 +315,8 @@ class _Stack:
             total += self._losses(outputs, y).sum(1, dtype=torch.float64).cpu()
             if classes:
                 wrong += (outputs.argmax(2) != y).flatten(1).sum(1).cpu()
-        norms = torch.stack([_squares(self.weights[name]) for name in self.learnt]).sum(0).sqrt()
+        squares = [self._each(self.still), *(_squares(self.weights[n]) for n in self.learnt)]
+        norms = torch.stack(squares).sum(0).sqrt()
         count = y[0].numel() // len(rows) * n
         return [
             Epoch(float(sum_) / n, float(e) / count if classes else None, float(norm))
@@ -325,6 +335,7 @@ class _Stack:
             )
             self.dropouts.keep(stay)
         self.orders = [self.orders[i] for i in stay]
+        self.pairs = [self.pairs[i] for i in stay]
         self.runs = [self.runs[i] for i in stay]
         self._settle()
 
@@ -333,7 +344,30 @@ class _Stack:
         for i in leaving:
             state = dict(self.runs[i].model.named_parameters())
             for name in self.learnt:
-                state[name].copy_(self.weights[name][i])
+                place = (slice(None), self.seen) if name == self.first else ...
+                state[name][place] = self.weights[name][i]
+
+
+def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Tensor]:
+    """The weight that sees the inputs, and those of them that are not zero in every sample.
+
+    Weights of the others, such as the pixels in the corners of digits, have no gradient. Without
+    decay they stay as they are, and the products can do without them. No name if all are seen.
+    """
+    first = forward.first if isinstance(forward, Dense) else None
+    distinct, _ = _distinct([run.data[0] for run in runs])
+    seen = torch.stack([X.flatten(1).any(0) for X in distinct]).any(0)
+    if seen.all() or any(run.settings.decay for run in runs):
+        first = None
+    return first, seen.nonzero().flatten()
+
+
+def _squares_left(model: nn.Module, first: str | None, seen: Tensor) -> float:
+    """Of the weights of inputs that are not seen."""
+    if first is None:
+        return 0.0
+    W = model.get_parameter(first).detach().double()
+    return float(W.square().sum() - W[:, seen].square().sum())
 
 
 class _Shared:

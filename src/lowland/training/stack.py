@@ -192,7 +192,7 @@ def activity_bytes(model: nn.Module, inputs: Tensor) -> int:
 
 def _forward_of(model: nn.Module, inputs: Tensor) -> Forward:
     if type(model) is nn.Sequential and _is_dense(model, inputs):
-        return _Dense(model)
+        return Dense(model)
     # In training mode, so that noise which is not ours is an error of vmap and not left out.
     modes = {mode: copy.deepcopy(model).train(mode) for mode in (True, False)}
     for template in modes.values():
@@ -223,12 +223,23 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Dense:
+class Dense:
     """A sequence of dense layers and functions of single activities, by batched products."""
 
     model: nn.Sequential
 
+    @property
+    def first(self) -> str | None:
+        """The weight that multiplies the inputs as they are, if there is one."""
+        for name, module in self.model._modules.items():
+            if isinstance(module, nn.Linear):
+                return f"{name}.weight"
+            if not isinstance(module, nn.Flatten | nn.Identity):
+                break
+        return None
+
     def __call__(self, weights: Weights, inputs: Tensor, training: bool) -> Tensor:
+        """A :data:`Forward`."""
         x = inputs
         for name, module in self.model._modules.items():
             if isinstance(module, nn.Linear):
