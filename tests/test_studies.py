@@ -84,6 +84,11 @@ def test_a_trend_by_hand():
     y = [[6, 5, 4], [7, 5, 3]]
     found = falls("gap", "batch_size")(measured(y, (1, 10, 100), "batch_size"))
     assert found.effect == pytest.approx(-3 / 5)
+    # A difference has a mean near zero: its change is told of the mean of another column.
+    excess = lambda runs: runs.column("gap") - 5  # noqa: E731
+    found = falls(excess, "batch_size", of="gap")(measured(y, (1, 10, 100), "batch_size"))
+    assert found.effect == pytest.approx(-3 / 5)
+    assert found.unit.startswith("of the mean gap, ")
     # With 0 among its values the setting itself: 0, 1, 4 for y = 1 - x / 8 changes by -1/2.
     y = [[1, 7 / 8, 1 / 2], [2, 15 / 8, 3 / 2]]
     found = falls("gap", "decay")(measured(y, (0, 1, 4), "decay"))

@@ -27,30 +27,32 @@ _TOO_FEW = "{} realisation(s); an interval needs two"
 # --- how a column changes with a setting ---------------------------------------------------------
 
 
-def falls(column: Column, key: str) -> Test:
+def falls(column: Column, key: str, of: Column | None = None) -> Test:
     """The column falls as the setting grows.
 
     The effect is the slope of each seed's straight line, against the logarithm of the setting
-    unless that takes 0, times the whole range of the setting, relative to the mean of the column.
+    unless that takes 0, times the whole range of the setting, relative to the mean of the column,
+    or to that of the column ``of``: the mean of a difference may be near zero.
     """
-    return _trend(column, key, -1)
+    return _trend(column, key, -1, of)
 
 
-def rises(column: Column, key: str) -> Test:
+def rises(column: Column, key: str, of: Column | None = None) -> Test:
     """The column rises as the setting grows; see :func:`falls`."""
-    return _trend(column, key, 1)
+    return _trend(column, key, 1, of)
 
 
-def _trend(column: Column, key: str, sign: int) -> Test:
+def _trend(column: Column, key: str, sign: int, of: Column | None) -> Test:
     def test(runs: Runs) -> Finding:
         values, y, note = _paired(runs, column, key)
-        unit = _change(column, key, values)
+        unit = _change(column, key, values, of)
         if len(values) < 2:
             return _nothing(unit, f"{key} takes {len(values)} value(s); a trend needs two")
         x = np.log(values) if min(values) > 0 else np.asarray(values)
         x = (x - x.mean()) / (x.max() - x.min())
         rise = (y @ x) / (x @ x)  # of each seed, over the whole range
-        return _judged(rise / abs(y.mean()), unit, _side(0.0, sign), note)
+        mean = y.mean() if of is None else np.nanmean(runs.column(of))
+        return _judged(rise / abs(mean), unit, _side(0.0, sign), note)
 
     return test
 
@@ -373,9 +375,10 @@ def _name(column: Column) -> str:
     return getattr(column, "__name__", "it").strip("_").replace("_", " ")
 
 
-def _change(column: Column, key: str, values: list[float]) -> str:
+def _change(column: Column, key: str, values: list[float], of: Column | None = None) -> str:
     ends = f" from {values[0]:g} to {values[-1]:g}" if values else ""
-    return f"of its mean, {_name(column)} over {key}{ends}"
+    mean = "its mean" if of is None else f"the mean {_name(of)}"
+    return f"of {mean}, {_name(column)} over {key}{ends}"
 
 
 def _and(first: str, second: str) -> str:

@@ -412,7 +412,7 @@ _S7 = _study(
             (
                 "More of the fall is in the sharp part than in the flat part.",
                 "S7D: largely in the sharp part",
-                falls(HIDDEN.excess("sharp", "flat"), _N),
+                falls(HIDDEN.excess("sharp", "flat"), _N, of="eq11"),
             ),
         ),
         *with_random_labels(ONE_N, "S7E", "S7F", "S7H"),

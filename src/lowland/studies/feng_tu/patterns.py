@@ -18,7 +18,7 @@ from lowland.studies.feng_tu.numbers import (
 )
 from lowland.studies.study import Claim, Finding
 
-_TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
+_TRENDS: dict[str, Callable[..., Test]] = {"falls": falls, "rises": rises}
 
 
 def claims_on(where: dict[str, Any], *rows: tuple[str, str, Test]) -> tuple[Claim, ...]:
@@ -140,7 +140,7 @@ def _through(
         (
             f"More of the change with {x} is in the {part} part than in the {other} part{_in(at)}.",
             f"{figure}: mainly in the {part} part",
-            moves(at.excess(part, other), key),
+            moves(at.excess(part, other), key, at.column("eq11")),
         ),
     )
 
@@ -154,7 +154,7 @@ def with_random_labels(
 ) -> tuple[Claim, ...]:
     """As the paper says of rho: the gap rises, and mostly in the flat directions."""
     rho, noisy = "label_noise", {"label_noise": FULL.noises[1:]}
-    growth = rises(HIDDEN.excess("flat", "sharp"), rho)
+    growth = rises(HIDDEN.excess("flat", "sharp"), rho, of="eq11")
     return claims_on(
         where,
         ("The gap rises with rho.", f"{parts}: rises", rises("eq11", rho)),
