@@ -161,7 +161,10 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Numbers of runs, or directions by the mean over realisations, against each other."""
+    """Numbers of runs, or directions by the mean over realisations, against each other.
+
+    The mean is that of the logarithms where an axis is logarithmic.
+    """
 
     x: Column
     y: Column
@@ -198,7 +201,11 @@ class Scatter:
         if x.ndim == 1:
             return x, y, np.ones(len(x))
         shared = min(x.shape[1], y.shape[1])
-        x, y = x[:, :shared].mean(axis=0), y[:, :shared].mean(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):  # what has no logarithm is not shown
+            x, y = (
+                np.exp(np.log(of).mean(axis=0)) if axis in self.log else of.mean(axis=0)
+                for axis, of in (("x", x[:, :shared]), ("y", y[:, :shared]))
+            )
         return x, y, np.full(shared, float(len(runs)))
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:

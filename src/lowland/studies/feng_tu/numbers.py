@@ -138,13 +138,16 @@ def average(array: Series, words: str) -> Column:
     return _called(words, lambda runs: runs.array(array).mean(axis=1))
 
 
-def log_correlation(x: Series, y: Series, words: str) -> Column:
-    """Over the directions of a run, of the logarithms, where both have one."""
+def log_correlation(x: Series, y: Series, words: str, above: float = 0.0) -> Column:
+    """Over the directions of a run, of the logarithms, where both have one.
+
+    Only directions whose x is above that part of the largest one are looked at.
+    """
 
     def of(runs: Runs) -> np.ndarray:
         found = []
         for a, b in zip(runs.array(x), runs.array(y), strict=True):
-            both = (a > 0) & (b > 0) & np.isfinite(a) & np.isfinite(b)
+            both = (a > above * a.max()) & (b > 0) & np.isfinite(a) & np.isfinite(b)
             found.append(np.corrcoef(np.log(a[both]), np.log(b[both]))[0, 1])
         return np.array(found)
 
