@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy.optimize import brentq
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import lowland as ll
 from cases import CASES
 from lowland.measures.average_rise import average_rise
+from lowland.measures.box_maximum import _maximum
 from lowland.measures.local_entropy import GAMMA, _Chain
 from lowland.measures.neighbourhood import Neighbourhood, Noise
 from lowland.problem import Problem
@@ -318,3 +320,27 @@ def test_noise_is_standard_normal_and_goes_with_the_weights():
     assert torch.equal(moved[:20].view(5, 4), first[:20].view(5, 4)[order])
     assert torch.equal(moved[20:25], first[20:25][order])
     assert torch.equal(moved[25:45].view(4, 5), first[25:45].view(4, 5)[:, order])
+
+
+def test_the_box_is_climbed_from_corner_to_corner_while_that_rises():
+    """A convex function ends in a corner that its gradient points out of, in few gradients."""
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        A, b = random.normal(size=(8, 8)), random.normal(size=8)
+        A = A @ A.T / 8
+        highest, y, calls = _maximum(
+            lambda y, A=A, b=b: (y @ A @ y / 2 + b @ y, A @ y + b), 0.1 * random.normal(size=8)
+        )
+        assert (np.abs(y) == 1).all()
+        assert highest == pytest.approx(y @ A @ y / 2 + b @ y)
+        then = np.sign(A @ y + b)
+        assert then @ A @ then / 2 + b @ then < (1 + 1e-3) * highest
+        assert calls <= 11
+
+
+def test_a_maximum_inside_the_box_is_found_where_corners_are_lower():
+    highest, y, _ = _maximum(
+        lambda y: (1 - (y[0] - 0.3) ** 2 + y[1], np.array([0.6 - 2 * y[0], 1.0])), np.zeros(2)
+    )
+    assert highest == pytest.approx(2, rel=1e-3)
+    assert y == pytest.approx([0.3, 1], abs=0.05)

@@ -18,7 +18,7 @@ START = 0.1  # standard deviation of the starting point, in half-widths of the b
     sharper="higher",
 )
 def keskar_sharpness(problem: Problem) -> Value:
-    """Ten iterations of L-BFGS-B from a seeded random point near the centre of the box."""
+    """At most ten iterations from a seeded random point near the centre of the box."""
     near = neighbourhood(problem)
     start = (START * Noise(near, near.w).draw()).clamp(-1, 1)
     return box_sharpness(near, near.w.abs() + 1, start)
