@@ -471,7 +471,8 @@ _S10 = _study(
         *with_random_labels(only("label_noise"), "S10D", "S10E", "S10F"),
     ),
     differences=(
-        "The images are of CIFAR-10, from LOWLAND_DATA: 4,000 to train and 1,000 to test on.",
+        "The images are of CIFAR-10, from LOWLAND_DATA: 1,000 to train on, for time, and 1,000 to "
+        "test on.",
         "The paper gives no settings for this figure: alpha is 0.1, B 25 and rho as in Fig. S7. s "
         "ends at 2, for at this alpha networks from larger weights lose them in the first steps "
         "and hardly train.",
