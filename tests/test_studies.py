@@ -31,7 +31,15 @@ from lowland.studies.claims import (
 )
 from lowland.studies.drawing import Against, Scatter, Spectrum, draw
 from lowland.studies.evidence import Runs
-from lowland.studies.reproduce import Judged, Outcome, _left_out, outcomes, page, reproduce
+from lowland.studies.reproduce import (
+    Judged,
+    Outcome,
+    _left_out,
+    outcomes,
+    page,
+    reproduce,
+    reproduce_all,
+)
 from lowland.studies.study import Claim, Finding, Study
 from lowland.sweep import Configuration, Grid, Store
 from lowland.sweep.plan import document, key
@@ -546,7 +554,7 @@ def test_reproduce(done, tiny):
         "undecided",
     ]
     assert outcome.count() == {"holds": 1, "does not hold": 1, "undecided": 1}
-    assert (outcome.runs, outcome.fresh, outcome.realisations) == (6, 6, 3)
+    assert (outcome.runs, outcome.realisations) == (6, 3)
     assert outcome.settings["batch_size"] == [10, 20]
     assert outcome.command == "lowland reproduce some:fig1"
     folder = out / "studies" / "some-fig1"
@@ -564,6 +572,19 @@ def test_once_done_it_costs_nothing_and_says_what_it_cost(done, tiny):
     out, outcome = done
     again = reproduce(tiny, out, executor="serial")
     assert again.to_dict() == outcome.to_dict()
+
+
+def test_several_studies_are_one_sweep(tiny, tmp_path):
+    """Though they are drawn one by one, and each counts the time of all of its runs."""
+    larger = Grid(**XOR, batch_size=[10, 20, 40], seed=range(3))
+    other = dataclasses.replace(tiny, name="some:fig2", grid=larger)
+    both = list(reproduce_all([tiny, other], tmp_path, executor="serial"))
+    assert [outcome.name for outcome in both] == ["some:fig1", "some:fig2"]
+    (plan,) = (tmp_path / "plans").iterdir()
+    assert json.loads(plan.read_text())["runs"] == 9
+    spent = [(row["batch_size"], row["seconds"]) for row in Store(tmp_path).rows()]
+    assert both[0].seconds == pytest.approx(sum(s for batch, s in spent if batch < 40))
+    assert both[1].seconds == pytest.approx(sum(s for _, s in spent))
 
 
 def test_quick_is_said(done, tiny, tmp_path):
@@ -631,7 +652,6 @@ def test_the_page_shows_intervals_and_what_was_left_out():
         settings={"learning_rate": [0.1, 0.2], "decay_epochs": [None], "layers": [["a", "b"]]},
         realisations=4,
         runs=8,
-        fresh=3,
         left_out=("1 failed at learning_rate 0.2 (seeds 3): it diverged",),
         differences=(),
         seconds=12.3,
@@ -640,7 +660,7 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     assert "| It falls. | falls | −0.25 [−0.4, −0.1] of its mean (4 seeds) | **holds** |" in text
     assert "- left out: 1 failed at learning_rate 0.2 (seeds 3): it diverged" in text
     assert "`learning_rate` 0.1, 0.2; `decay_epochs` none; `layers` a and b" in text
-    assert "store has, with 5 of the runs done before, for another study" in text
+    assert "- time: 12 s of one process, for training and analysing its runs" in text
     assert "## Fig. S1 (norm): Rates" in text
     assert text.startswith("2 figures of the paper. **Verdicts**: holds 2,")
 

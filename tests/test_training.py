@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import time
 
 import pytest
 import torch
@@ -506,6 +507,16 @@ def test_progress_tells_runs_done_losses_and_time_left():
     assert all(now.total == 3 and now.seconds_left >= 0 for now in told)
     assert told[-1].seconds_left == 0
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_time_of_a_stack_is_shared_among_its_runs():
+    settings = [TrainingSettings(batch_size=8, max_epochs=n, seed=n) for n in (1, 2, 8)]
+    began = time.perf_counter()
+    done = train_many([dense(1) for _ in settings], images(), settings)
+    elapsed = time.perf_counter() - began
+    seconds = [trained.seconds for trained in done]
+    assert seconds == sorted(seconds)
+    assert 0 < sum(seconds) < elapsed
 
 
 def test_an_interrupt_leaves_the_weights_reached_so_far():

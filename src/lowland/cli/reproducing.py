@@ -52,27 +52,27 @@ def reproduce(
     with Results() as results:
         with progress(quiet) as say:
             from lowland.studies import find
-            from lowland.studies import reproduce as run
+            from lowland.studies import reproduce_all as run
 
-            chosen = find(study) if study is not None else []
-            for number, one in enumerate(chosen, start=1):
-                head = f"{one.name} ({number} of {len(chosen)}): "
-                say(f"{head}loading torch")
+            if study is not None:
+                chosen = find(study)
+                say(f"{study}: loading torch")
                 try:
-                    found = run(
-                        one,
+                    for found in run(
+                        chosen,
                         out,
                         quick=quick,
                         executor=executor,
                         workers=workers,
-                        progress=lambda now, head=head: say(f"{head}{told(now)}"),  # type: ignore[misc]
-                    )
+                        progress=lambda now: say(f"{study}: {told(now)}"),
+                    ):
+                        done.append(found)
+                        say(f"{found.name}: drawn and judged, {len(done)} of {len(chosen)}")
                 except KeyboardInterrupt:
                     raise KeyboardInterrupt(
-                        f"{len(done)} of {len(chosen)} studies are done, and single runs of "
-                        f"{one.name} are kept in {out}; the same command goes on"
+                        f"{len(done)} of {len(chosen)} studies are done, and single runs are kept "
+                        f"in {out}; the same command goes on"
                     ) from None
-                done.append(found)
             written = _write_pages(out, home(pages)) if pages is not None else []
         if as_json:
             results.json(

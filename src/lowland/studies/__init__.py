@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from lowland.errors import InputError
-from lowland.studies.reproduce import Outcome, outcomes, page, reproduce
+from lowland.studies.reproduce import Outcome, outcomes, page, reproduce, reproduce_all
 from lowland.studies.study import Claim, Finding, Study
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "outcomes",
     "page",
     "reproduce",
+    "reproduce_all",
 ]
 
 PAPERS = {

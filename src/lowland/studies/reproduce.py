@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lowland.errors import InputError
 from lowland.studies.drawing import KINDS, draw
 from lowland.studies.evidence import Runs
 from lowland.studies.study import Finding, Study, Verdict
-from lowland.sweep import Configuration, Progress, run
+from lowland.sweep import Configuration, Grid, Progress, run
 from lowland.sweep.configuration import SETTINGS
 
 OUTCOME = "outcome.json"
@@ -45,10 +45,9 @@ class Outcome:
     settings: dict[str, list[Any]]  # the values of each that varies or is not the default
     realisations: int
     runs: int
-    fresh: int  # trained or analysed for this study, and not for another one before
     left_out: tuple[str, ...]  # runs from which nothing was concluded, and why
     differences: tuple[str, ...]
-    seconds: float
+    seconds: float  # of training and analysing its runs, whenever and for whichever study
     lowland: str = __version__
 
     @property
@@ -104,11 +103,44 @@ def reproduce(
 
     The outcome and the figure are kept in ``out/studies/NAME``.
     """
-    folder = Path(out) / "studies" / study.file
-    files = (OUTCOME, *(f"{study.file}.{kind}" for kind in KINDS))
-    check_writable(folder, files)
-    grid = study.quick if quick else study.grid
-    summary = run(grid, out, executor=executor, workers=workers, progress=progress)
+    (outcome,) = reproduce_all(
+        [study], out, quick=quick, executor=executor, workers=workers, progress=progress
+    )
+    return outcome
+
+
+def reproduce_all(
+    studies: Sequence[Study],
+    out: str | Path,
+    *,
+    quick: bool = False,
+    executor: str = "processes",
+    workers: int | None = None,
+    progress: Callable[[Progress], None] = lambda now: None,
+) -> Iterator[Outcome]:
+    """Several studies: their runs are one sweep, in which no worker waits for the last of a study.
+
+    When it is done, they are drawn and judged one after the other.
+    """
+    for study in studies:
+        check_writable(_folder(study, out), _files(study))
+    grids = [study.quick if quick else study.grid for study in studies]
+    every = [one for grid in grids for one in grid]
+    run(every, out, executor=executor, workers=workers, progress=progress)
+    for study, grid in zip(studies, grids, strict=True):
+        yield _concluded(study, grid, out, quick)
+
+
+def _folder(study: Study, out: str | Path) -> Path:
+    return Path(out) / "studies" / study.file
+
+
+def _files(study: Study) -> tuple[str, ...]:
+    return OUTCOME, *(f"{study.file}.{kind}" for kind in KINDS)
+
+
+def _concluded(study: Study, grid: Grid, out: str | Path, quick: bool) -> Outcome:
+    """Draw and judge a study whose runs are in the store."""
     runs = Runs.of(out, grid)
     outcome = Outcome(
         name=study.name,
@@ -118,14 +150,11 @@ def reproduce(
         settings=_settings(grid),
         realisations=len({one.seed for one in grid}),
         runs=len(grid),
-        fresh=summary.fresh,
         left_out=_left_out(runs),
         differences=study.differences,
-        seconds=summary.seconds,
+        seconds=sum(row["seconds"] for row in (*runs.rows, *runs.left_out)),
     )
-    if summary.fresh == 0:
-        outcome = _as_first_done(outcome, folder)
-    with replaced_directory(folder, files) as beside:
+    with replaced_directory(_folder(study, out), _files(study)) as beside:
         draw(study, runs, beside)
         text = json.dumps(outcome.to_dict(), indent=1, allow_nan=False)
         (beside / OUTCOME).write_text(text + "\n", encoding="utf-8")
@@ -145,16 +174,6 @@ def _read(path: Path) -> Outcome:
             f"{path} is not what `lowland reproduce` wrote ({type(error).__name__}: {error}); "
             "reproduce the study again, which costs little: its runs are kept"
         ) from error
-
-
-def _as_first_done(outcome: Outcome, folder: Path) -> Outcome:
-    """With the seconds that the runs took when they were done, if the same ones were told of."""
-    if not (folder / OUTCOME).exists():
-        return outcome
-    before = _read(folder / OUTCOME)
-    if (before.settings, before.lowland) != (outcome.settings, outcome.lowland):
-        return outcome
-    return dataclasses.replace(outcome, fresh=before.fresh, seconds=before.seconds)
 
 
 # --- in words ------------------------------------------------------------------------------------
@@ -264,8 +283,8 @@ def _facts(outcome: Outcome) -> str:
             if name != "seed"
         ),
         "runs": f"{outcome.runs}, of {outcome.realisations} realisations",
-        "time": f"{outcome.seconds:.0f} s in the command that did the last of them, which trains "
-        "no network that the store has" + _shared(outcome),
+        "time": f"{outcome.seconds:.0f} s of one process, for training and analysing its runs, "
+        "which studies share",
         "command": f"`{outcome.command}`",
         "files": ", ".join(f"[{k.upper()}]({outcome.file}.{k})" for k in ("svg", "pdf", "csv")),
     }
@@ -273,11 +292,6 @@ def _facts(outcome: Outcome) -> str:
     lines += (f"- differs from the paper: {text}" for text in outcome.differences)
     lines += (f"- left out: {text}" for text in outcome.left_out)
     return "\n".join(lines)
-
-
-def _shared(outcome: Outcome) -> str:
-    there = outcome.runs - outcome.fresh
-    return f", with {there} of the runs done before, for another study" if there else ""
 
 
 def _value(value: Any) -> str:

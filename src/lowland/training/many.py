@@ -202,13 +202,15 @@ class _Stack:
 
     def train(self, watch: _Watch) -> None:
         """Until every run is over; models get their weights as they leave, or on an interrupt."""
-        began = time.perf_counter()
         try:
             while self.runs:
+                began = time.perf_counter()
                 self._epoch()
-                for run, epoch in zip(self.runs, self._evaluated(), strict=True):
+                evaluated = self._evaluated()
+                share = (time.perf_counter() - began) / len(self.runs)
+                for run, epoch in zip(self.runs, evaluated, strict=True):
                     run.epochs.append(epoch)
-                    run.seconds = time.perf_counter() - began
+                    run.seconds += share
                 watch(self.runs)
                 self._let_go()
         finally:

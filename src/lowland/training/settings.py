@@ -77,7 +77,7 @@ class Training:
 
     settings: TrainingSettings
     epochs: list[Epoch]
-    seconds: float
+    seconds: float  # that of a stack is shared among its runs
 
     @property
     def losses(self) -> list[float]:
