@@ -20,11 +20,13 @@ from lowland.studies.claims import (
     between,
     correlated,
     falls,
+    falls_most,
     larger_part,
     not_monotone,
     on,
     proportional,
     rises,
+    rises_most,
     smaller_part,
     stronger,
     unchanged,
@@ -92,16 +94,29 @@ def test_a_trend_by_hand():
     y = [[6, 5, 4], [7, 5, 3]]
     found = falls("gap", "batch_size")(measured(y, (1, 10, 100), "batch_size"))
     assert found.effect == pytest.approx(-3 / 5)
-    # A difference has a mean near zero: its change is told of the mean of another column.
-    excess = lambda runs: runs.column("gap") - 5  # noqa: E731
-    found = falls(excess, "batch_size", of="gap")(measured(y, (1, 10, 100), "batch_size"))
-    assert found.effect == pytest.approx(-3 / 5)
-    assert found.unit.startswith("of the mean gap, ")
     # With 0 among its values the setting itself: 0, 1, 4 for y = 1 - x / 8 changes by -1/2.
     y = [[1, 7 / 8, 1 / 2], [2, 15 / 8, 3 / 2]]
     found = falls("gap", "decay")(measured(y, (0, 1, 4), "decay"))
     assert found.effect == pytest.approx(-0.5 / np.mean(y))
     assert found.low == pytest.approx(found.high)  # what seeds do to all alike is no noise
+
+
+def test_most_of_a_change_is_where_it_is_larger_and_goes_the_right_way():
+    """By hand: over the range the gap falls by 2 and by 4, of a mean 5, and the other changes."""
+    runs = measured([[6, 5, 4], [7, 5, 3]], (1, 10, 100), "batch_size")
+
+    def other(change):
+        step = {1: 0.0, 10: 0.5, 100: 1.0}
+        return lambda runs: 9 + change * np.array([step[row["batch_size"]] for row in runs.rows])
+
+    for change in (-1, 1):
+        found = falls_most("gap", other(change), "batch_size", of="gap")(runs)
+        assert found.effect == pytest.approx(((2 - 1) + (4 - 1)) / 2 / 5)
+        assert found.unit.startswith("of the mean gap, by which gap falls more with batch_size")
+    assert falls_most("gap", other(-30), "batch_size", of="gap")(runs).verdict == "does not hold"
+    # A rise is no fall, however small the other's change is; it was once taken for one.
+    assert falls_most(other(30), "gap", "batch_size", of="gap")(runs).effect < 0
+    assert rises_most(other(30), "gap", "batch_size", of="gap")(runs).verdict == "holds"
 
 
 @pytest.mark.parametrize("slope", [-0.05, 0.0, 0.05])

@@ -27,34 +27,67 @@ _TOO_FEW = "{} realisation(s); an interval needs two"
 # --- how a column changes with a setting ---------------------------------------------------------
 
 
-def falls(column: Column, key: str, of: Column | None = None) -> Test:
+def falls(column: Column, key: str) -> Test:
     """The column falls as the setting grows.
 
     The effect is the slope of each seed's straight line, against the logarithm of the setting
-    unless that takes 0, times the whole range of the setting, relative to the mean of the column,
-    or to that of the column ``of``: the mean of a difference may be near zero.
+    unless that takes 0, times the whole range of the setting, relative to the mean of the column.
     """
-    return _trend(column, key, -1, of)
+    return _trend(column, key, -1)
 
 
-def rises(column: Column, key: str, of: Column | None = None) -> Test:
+def rises(column: Column, key: str) -> Test:
     """The column rises as the setting grows; see :func:`falls`."""
-    return _trend(column, key, 1, of)
+    return _trend(column, key, 1)
 
 
-def _trend(column: Column, key: str, sign: int, of: Column | None) -> Test:
+def _trend(column: Column, key: str, sign: int) -> Test:
     def test(runs: Runs) -> Finding:
         values, y, note = _paired(runs, column, key)
-        unit = _change(column, key, values, of)
+        unit = _change(column, key, values)
         if len(values) < 2:
             return _nothing(unit, f"{key} takes {len(values)} value(s); a trend needs two")
-        x = np.log(values) if min(values) > 0 else np.asarray(values)
-        x = (x - x.mean()) / (x.max() - x.min())
-        rise = (y @ x) / (x @ x)  # of each seed, over the whole range
-        mean = y.mean() if of is None else np.nanmean(runs.column(of))
-        return _judged(rise / abs(mean), unit, _side(0.0, sign), note)
+        return _judged(_slopes(y, values) / abs(y.mean()), unit, _side(0.0, sign), note)
 
     return test
+
+
+def falls_most(column: Column, other: Column, key: str, of: Column) -> Test:
+    """The column falls as the setting grows, by more than the other one changes either way.
+
+    The effect is the fall of the one less the change of the other, relative to the mean of ``of``;
+    each is that of a straight line, as in :func:`falls`.
+    """
+    return _most(column, other, key, of, -1)
+
+
+def rises_most(column: Column, other: Column, key: str, of: Column) -> Test:
+    """The column rises by more than the other one changes; see :func:`falls_most`."""
+    return _most(column, other, key, of, 1)
+
+
+def _most(column: Column, other: Column, key: str, of: Column, sign: int) -> Test:
+    moves = "rises" if sign > 0 else "falls"
+
+    def test(runs: Runs) -> Finding:
+        unit = f"of the mean {_name(of)}, by which {_name(column)} {moves} more with {key}"
+        unit += f" than {_name(other)} changes"
+        # Together, so that seeds which lack one of them are left out of both.
+        values, y, note = _paired(runs, lambda r: r.column(column) + 0 * r.column(other), key)
+        _, z, _ = _paired(runs, lambda r: r.column(other) + 0 * r.column(column), key)
+        if len(values) < 2:
+            return _nothing(unit, f"{key} takes {len(values)} value(s); a trend needs two")
+        most = sign * _slopes(y, values) - np.abs(_slopes(z, values))
+        return _judged(most / abs(np.nanmean(runs.column(of))), unit, _side(0.0, 1), note)
+
+    return test
+
+
+def _slopes(y: np.ndarray, values: Sequence[float]) -> np.ndarray:
+    """How much the straight line of each seed, a row of y, rises over the whole range."""
+    x = np.log(values) if min(values) > 0 else np.asarray(values)
+    x = (x - x.mean()) / (x.max() - x.min())
+    return (y @ x) / (x @ x)
 
 
 def unchanged(column: Column, key: str, within: float = 0.2) -> Test:
@@ -375,10 +408,9 @@ def _name(column: Column) -> str:
     return getattr(column, "__name__", "it").strip("_").replace("_", " ")
 
 
-def _change(column: Column, key: str, values: list[float], of: Column | None = None) -> str:
+def _change(column: Column, key: str, values: list[float]) -> str:
     ends = f" from {values[0]:g} to {values[-1]:g}" if values else ""
-    mean = "its mean" if of is None else f"the mean {_name(of)}"
-    return f"of {mean}, {_name(column)} over {key}{ends}"
+    return f"of its mean, {_name(column)} over {key}{ends}"
 
 
 def _and(first: str, second: str) -> str:

@@ -10,6 +10,7 @@ from lowland.studies.claims import (
     between,
     correlated,
     falls,
+    falls_most,
     larger_part,
     not_monotone,
     on,
@@ -419,7 +420,7 @@ _S7 = _study(
             (
                 "More of the fall is in the sharp part than in the flat part.",
                 "S7D: largely in the sharp part",
-                falls(HIDDEN.excess("sharp", "flat"), _N, of="eq11"),
+                falls_most("sharp", "flat", _N, of="eq11"),
             ),
         ),
         *with_random_labels(ONE_N, "S7E", "S7F", "S7H"),

@@ -54,12 +54,6 @@ class Layer:
         """S_w,n: sigma_w summed up to direction n."""
         return lambda runs: runs.array(self.array("sigma_w")).cumsum(axis=1)
 
-    def excess(self, part: str, other: str) -> Column:
-        """By how much a part of the gap is more than the other."""
-        mine, its = self.column(part), self.column(other)
-        words = f"{part} part less {other} part"
-        return _called(words, lambda runs: runs.column(mine) - runs.column(its))
-
 
 HIDDEN = Layer()
 LAYERS = (Layer("", "hidden layer 1"), Layer("5", "hidden layer 2"), Layer("7", "hidden layer 3"))

@@ -5,7 +5,17 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from lowland.studies.claims import Test, falls, larger_part, on, rises, smaller_part, unchanged
+from lowland.studies.claims import (
+    Test,
+    falls,
+    falls_most,
+    larger_part,
+    on,
+    rises,
+    rises_most,
+    smaller_part,
+    unchanged,
+)
 from lowland.studies.drawing import Against, Panel, Spectrum
 from lowland.studies.evidence import Column, Runs
 from lowland.studies.feng_tu.grids import FULL, LETTERS, only
@@ -18,7 +28,8 @@ from lowland.studies.feng_tu.numbers import (
 )
 from lowland.studies.study import Claim, Finding
 
-_TRENDS: dict[str, Callable[..., Test]] = {"falls": falls, "rises": rises}
+_TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
+_MOST = {"falls": falls_most, "rises": rises_most}
 
 
 def claims_on(where: dict[str, Any], *rows: tuple[str, str, Test]) -> tuple[Claim, ...]:
@@ -119,7 +130,7 @@ def _through(
     part: str, other: str, key: str, trend: str, figure: str, at: Layer
 ) -> tuple[Claim, ...]:
     """The gap changes, mostly by one part of it, and the other part stays."""
-    x, moves = LETTERS[key], _TRENDS[trend]
+    x, moves, most = LETTERS[key], _TRENDS[trend], _MOST[trend]
     return claims_on(
         only(key),
         (
@@ -140,7 +151,7 @@ def _through(
         (
             f"More of the change with {x} is in the {part} part than in the {other} part{_in(at)}.",
             f"{figure}: mainly in the {part} part",
-            moves(at.excess(part, other), key, at.column("eq11")),
+            most(at.column(part), at.column(other), key, at.column("eq11")),
         ),
     )
 
@@ -154,7 +165,7 @@ def with_random_labels(
 ) -> tuple[Claim, ...]:
     """As the paper says of rho: the gap rises, and mostly in the flat directions."""
     rho, noisy = "label_noise", {"label_noise": FULL.noises[1:]}
-    growth = rises(HIDDEN.excess("flat", "sharp"), rho, of="eq11")
+    growth = rises_most("flat", "sharp", rho, of="eq11")
     return claims_on(
         where,
         ("The gap rises with rho.", f"{parts}: rises", rises("eq11", rho)),
