@@ -524,6 +524,10 @@ def test_studies_are_found():
     assert all(study.paper == name for name, found in papers.items() for study in found)
     assert find("all") == [study for found in papers.values() for study in found]
     assert STUDIES["tsuzuku:paper"] not in find("all")  # days: only when named
+    assert find("feng-tu:fig3", "feng-tu:fig2", "feng-tu:fig3") == [
+        STUDIES["feng-tu:fig3"],
+        STUDIES["feng-tu:fig2"],
+    ]
     with pytest.raises(InputError, match="no study 'feng-tu:fig-3'; did you mean 'feng-tu:fig3'"):
         find("feng-tu:fig-3")
     with pytest.raises(InputError, match="no study 'zzz'; there are feng-tu:fig"):

@@ -12,7 +12,7 @@ from torch import nn
 
 from lowland.errors import InputError
 from lowland.training import TrainingSettings, lenet, mlp, train, train_many
-from lowland.training.settings import Epoch, epochs_left, stalled
+from lowland.training.settings import epochs_left
 from lowland.training.stack import Dropouts
 
 
@@ -75,32 +75,6 @@ def test_the_epoch_limit_is_recorded_and_divergence_is_said():
         TrainingSettings(learning_rate=0)
     with pytest.raises(InputError, match="got \\(3,\\)"):
         mlp((3,))
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_a_loss_that_no_longer_falls_ends_the_training(many):
-    """Samples that occur with both labels cannot be fitted."""
-    X, y = data()
-    both = torch.cat([X, X]), torch.cat([y, 1 - y])
-    settings = TrainingSettings(batch_size=120, max_epochs=5000)
-    model = mlp((3, 4, 2))
-    done = train_many([model], both, [settings])[0] if many else train(model, both, settings)
-    assert len(done.epochs) == 2000
-    assert not done.converged
-    assert done.shortfall == (
-        f"the loss was {math.log(2):.3g} after 2000 epochs, when it hardly fell any more, and not "
-        "below 0.0005"
-    )
-
-
-def test_a_slow_fall_and_a_long_penalty_are_no_stall():
-    fall = [Epoch(n**-0.05, None, 1.0) for n in range(1, 2001)]
-    flat = [Epoch(0.5, None, 1.0)] * 2000
-    assert not stalled(fall, TrainingSettings())
-    assert stalled(flat, TrainingSettings())
-    assert not stalled(flat[:1900], TrainingSettings())
-    assert not stalled(flat, TrainingSettings(decay=0.1, decay_epochs=1000))
-    assert stalled(flat * 2, TrainingSettings(decay=0.1, decay_epochs=1000))
 
 
 @pytest.mark.parametrize("penalty", ["squared", "norm"])

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 @app.command
 def reproduce(
-    study: str | None = None,
-    /,
-    *,
+    *studies: str,
     quick: Annotated[bool, Parameter(negative="")] = False,
     out: Path = Path("lowland-reproduction"),
     executor: str = "processes",
@@ -31,8 +29,8 @@ def reproduce(
 
     Parameters
     ----------
-    study
-        A study such as feng-tu:fig3, a paper (feng-tu, tsuzuku), or all.
+    studies
+        Studies such as feng-tu:fig3, papers (feng-tu, tsuzuku), or all.
     quick
         Smaller versions, about a minute each.
     out
@@ -44,7 +42,7 @@ def reproduce(
     pages
         Also write a page for each paper, of all that is in the store, with its figures here.
     """
-    if study is None and pages is None:
+    if not studies and pages is None:
         _list(as_json)
         return
     out = home(out)
@@ -54,9 +52,10 @@ def reproduce(
             from lowland.studies import find
             from lowland.studies import reproduce_all as run
 
-            if study is not None:
-                chosen = find(study)
-                say(f"{study}: loading torch")
+            if studies:
+                chosen = find(*studies)
+                named = ", ".join(studies)
+                say(f"{named}: loading torch")
                 try:
                     for found in run(
                         chosen,
@@ -64,7 +63,7 @@ def reproduce(
                         quick=quick,
                         executor=executor,
                         workers=workers,
-                        progress=lambda now: say(f"{study}: {told(now)}"),
+                        progress=lambda now: say(f"{named}: {told(now)}"),
                     ):
                         done.append(found)
                         say(f"{found.name}: drawn and judged, {len(done)} of {len(chosen)}")

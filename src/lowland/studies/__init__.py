@@ -48,8 +48,12 @@ def _all() -> dict[str, Study]:
     return {s.name: s for s in (*feng_tu.STUDIES, *tsuzuku.STUDIES, *tsuzuku.LARGE)}
 
 
-def find(name: str) -> list[Study]:
-    """The study of this name, or those of a paper, or "all"; the large ones only when named."""
+def find(*names: str) -> list[Study]:
+    """The studies of these names, those of a paper, or "all"; the large ones only when named."""
+    return list({study.name: study for name in names for study in _find(name)}.values())
+
+
+def _find(name: str) -> list[Study]:
     from lowland.studies.tsuzuku import LARGE
 
     known = _all()

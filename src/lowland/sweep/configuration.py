@@ -140,8 +140,7 @@ class Configuration:
         default=5e-4, metadata=_about("training", "training loss at which to stop", _POSITIVE)
     )
     max_epochs: int = field(
-        default=1000,
-        metadata=_about("training", "epochs after which to stop, or when the loss stalls", _FROM_1),
+        default=1000, metadata=_about("training", "epochs after which to stop", _FROM_1)
     )
     seed: int = field(
         default=0,

@@ -289,7 +289,7 @@ class _Job:
         results: dict[str, Any] = {}
         seconds, note = 0.0, None
         if self.trained is not None:
-            seconds, note = self.trained.seconds, self.trained.shortfall
+            seconds, note = self.trained.seconds, _shortfall(self.trained)
             results = {
                 "epochs": len(self.trained.epochs),
                 "converged": self.trained.converged,
@@ -307,6 +307,15 @@ class _Job:
             files["error.txt"] = self.trace.encode()
         seconds += time.perf_counter() - began
         return Kept(document(run, self.failure, note=note, results=results, seconds=seconds), files)
+
+
+def _shortfall(trained: Training) -> str | None:
+    if trained.converged:
+        return None
+    return (
+        f"the loss was {trained.losses[-1]:.3g} after {len(trained.epochs)} epochs, the limit, and "
+        f"not below {trained.settings.stop_loss:g}"
+    )
 
 
 def analysed(

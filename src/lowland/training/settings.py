@@ -70,10 +70,6 @@ class Epoch:
 
 _CURVES = tuple(f.name for f in fields(Epoch))
 
-# From so many epochs on it is looked, now and then, whether the loss still falls; a network that
-# has lost too many units will never fit its last samples.
-_LONG, _LOOK, _STALLED = 2000, 100, 0.99
-
 
 @dataclass(frozen=True)
 class Training:
@@ -92,16 +88,6 @@ class Training:
     def converged(self) -> bool:
         """Whether it reached its goal, rather than the limit of epochs."""
         return reached(self.epochs, self.settings)
-
-    @property
-    def shortfall(self) -> str | None:
-        """Why it did not reach its goal, if it did not."""
-        if self.converged:
-            return None
-        n = len(self.epochs)
-        limit = "the limit" if n >= self.settings.max_epochs else "when it hardly fell any more"
-        goal = f"not below {self.settings.stop_loss:g}"
-        return f"the loss was {self.losses[-1]:.3g} after {n} epochs, {limit}, and {goal}"
 
     @property
     def diverged(self) -> bool:
@@ -145,20 +131,9 @@ def lost(epochs: list[Epoch]) -> bool:
     return bool(epochs) and not math.isfinite(epochs[-1].loss)
 
 
-def stalled(epochs: list[Epoch], settings: TrainingSettings) -> bool:
-    """Whether the second half of a long way, without penalty, hardly lowered the loss."""
-    own = epochs[settings.decay_epochs or 0 :] if settings.decay else epochs
-    n = len(own)
-    if n < _LONG or n % _LOOK:
-        return False
-    first, second = (min(e.loss for e in half) for half in (own[: n // 2], own[n // 2 :]))
-    return second > _STALLED * first
-
-
 def over(epochs: list[Epoch], settings: TrainingSettings) -> bool:
-    """Whether nothing is left to do, or no hope."""
-    ended = reached(epochs, settings) or lost(epochs) or len(epochs) >= settings.max_epochs
-    return ended or stalled(epochs, settings)
+    """Whether nothing is left to do."""
+    return reached(epochs, settings) or lost(epochs) or len(epochs) >= settings.max_epochs
 
 
 def epochs_left(losses: list[float], settings: TrainingSettings) -> float:
