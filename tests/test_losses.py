@@ -29,6 +29,20 @@ def test_constant_logits_give_the_uniform_loss_and_a_finite_gradient():
     assert z.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "normalized_cross_entropy", "mse"])
+def test_second_derivatives_in_closed_form_are_those_of_autograd(name):
+    loss = resolve(name)
+    z = torch.randn(6, 5, dtype=torch.float64)
+    z[1] = 1.5  # constant logits
+    z[2] *= 100
+    y = torch.randn(6, 5, dtype=torch.float64) if name == "mse" else torch.arange(6) % 5
+    for row, target, found in zip(z, y, loss.second(z, y), strict=True):
+        exact = torch.autograd.functional.hessian(
+            lambda r, t=target: loss(r[None], t[None]).sum(), row
+        )
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
+
+
 def test_mse_averages_over_outputs_and_never_broadcasts():
     loss = resolve("mse")
     z = torch.tensor([[1.0, 3.0], [0.0, 0.0]])

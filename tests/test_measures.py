@@ -111,8 +111,8 @@ def rescaled(by: str) -> nn.Module:
             model[2].bias.mul_(scale)
             model[4].weight.div_(scale)
         else:
-            model[4].weight.mul_(3)
-            model[4].bias.mul_(3)
+            model[4].weight.mul_(5)
+            model[4].bias.mul_(5)
     return model
 
 

@@ -19,9 +19,8 @@ class Loss:
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
     classes: bool
-    second: Callable[[Tensor], Tensor] | None = (
-        None  # d2l/dz2 (N, C, C) of outputs (N, C), if known
-    )
+    # d2l/dz2 (N, C, C) of outputs (N, C) and targets (N,), if known
+    second: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Losses of a batch, (N,)."""
@@ -74,13 +73,42 @@ def normalized_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(centred / torch.where(variance > 0, variance, 1).sqrt(), targets)
 
 
-def _cross_entropy_second(outputs: Tensor) -> Tensor:
+def _cross_entropy_second(outputs: Tensor, targets: Tensor) -> Tensor:
     """``diag(p) - p p^T``, whatever the label."""
     p = outputs.softmax(1)
-    return torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)
+    return torch.diag_embed(p) - _outer(p, p)
 
 
-def _mse_second(outputs: Tensor) -> Tensor:
+def _normalized_cross_entropy_second(outputs: Tensor, targets: Tensor) -> Tensor:
+    """With ``u = sqrt(C) c / n``, c the centred logits and n their length, by the chain rule.
+
+    ``U^T (diag(p) - p p^T) U`` with ``U = du/dz = sqrt(C)/n (I - e e^T)`` for centred vectors,
+    ``e = c/n``, and the curvature of u itself along the gradient ``g = p - y``, for which
+
+        sum_i g_i d2(c_i/n) = -(g e^T + e g^T + (g . e) (I - 3 e e^T)) / n^2
+    """
+    C = outputs.shape[1]
+    c = outputs - outputs.mean(1, keepdim=True)
+    n = c.norm(dim=1, keepdim=True)
+    constant = (n == 0).squeeze(1)  # logits that are left as they are
+    n = torch.where(n > 0, n, C**0.5)
+    e, scale = c / n, (C**0.5 / n).unsqueeze(2)
+    p = (C**0.5 * e).softmax(1)
+    P = torch.eye(C, dtype=p.dtype, device=p.device) - 1 / C  # takes the mean away
+    U = scale * (P - _outer(e, e))
+    g = (p - F.one_hot(targets, C)) @ P
+    along = (g * e).sum(1)[:, None, None]
+    ge = _outer(g, e)
+    bent = -(scale / n.unsqueeze(2)) * (ge + ge.mT + along * (P - 3 * _outer(e, e)))
+    bent[constant] = 0
+    return U @ (torch.diag_embed(p) - _outer(p, p)) @ U + bent
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(2) * b.unsqueeze(1)
+
+
+def _mse_second(outputs: Tensor, targets: Tensor) -> Tensor:
     n, C = outputs.shape
     return (2 / C * torch.eye(C, dtype=outputs.dtype, device=outputs.device)).expand(n, C, C)
 
@@ -89,7 +117,7 @@ _NAMED = {
     "cross_entropy": Loss("cross_entropy", cross_entropy, True, _cross_entropy_second),
     "mse": Loss("mse", mse, False, _mse_second),
     "normalized_cross_entropy": Loss(
-        "normalized_cross_entropy", normalized_cross_entropy, classes=True
+        "normalized_cross_entropy", normalized_cross_entropy, True, _normalized_cross_entropy_second
     ),
 }
 

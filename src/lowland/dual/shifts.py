@@ -74,7 +74,22 @@ class Shifts:
 
     def components(self, E: Tensor) -> Tensor:
         """Along each column of E (M, n): ``dW_k . e_n``, (K, n)."""
-        return torch.cat([rows @ E for rows in self.written_out()])
+        groups, out, inputs = self.layer.shape
+        n = E.shape[1]
+        if self.right is None or n * self.right.shape[2] >= out:
+            return torch.cat([rows @ E for rows in self.written_out()])
+        # of few directions: the factors one after the other, and no shift is written out
+        E = E.reshape(groups, out, inputs * n)
+        size = max(1, _SHIFTS // (groups * self.right.shape[2] * inputs * n))
+        parts = [
+            torch.einsum(
+                "kgri,kgrin->kn",
+                right,
+                torch.einsum("kgor,gom->kgrm", left, E).unflatten(-1, (inputs, n)),
+            )
+            for left, right in zip(self.left.split(size), self.right.split(size), strict=True)
+        ]
+        return torch.cat(parts)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """``sum_k weights_k dW_k``, (M,): one matrix product."""

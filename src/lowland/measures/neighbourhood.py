@@ -85,8 +85,8 @@ class Noise:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> Tensor:
-        """The next vector, (n,)."""
-        z = torch.randn(len(self.order), generator=self._generator, dtype=torch.float64)
+        """The next vector, (n,), of float32's digits, which take a fifth of float64's time."""
+        z = torch.randn(len(self.order), generator=self._generator)
         dealt = torch.empty_like(z).to(self.order.device)
         dealt[self.order] = z.to(dealt.device)
-        return dealt
+        return dealt.double()

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +18,14 @@ def draws(
 ) -> Iterator[dict[str, Tensor]]:
     """Weights ``mean + sign * std * noise``: for each of ``count`` noises, one per sign.
 
-    Both signs together cancel what is odd in the noise, but are not independent.
+    Both signs together cancel what is odd in the noise, but are not independent. The noise is drawn
+    in float32, so that it is the same for models of every precision.
     """
     device = next(iter(mean.values())).device
     generator = torch.Generator(device=device).manual_seed(seed)
-    exact: dict[str, Any] = {
-        "device": device,
-        "dtype": torch.float64,
-    }  # the same in every precision
     for _ in range(count):
         noise = {
-            n: std[n] * torch.randn(w.shape, generator=generator, **exact).to(w.dtype)
+            n: std[n] * torch.randn(w.shape, generator=generator, device=device).to(w.dtype)
             for n, w in mean.items()
         }
         for sign in signs:

@@ -16,6 +16,7 @@ _EPSILON = 1e-3
 _RISE = 0.1
 _DELTA = 0.05
 _PAIRS = 3
+_LEAST, _MOST = 1e-6, 1e3  # what counts as a rise; more is cut off, also what overflows
 _RANGE = 2.0**-20, 2.0**20
 
 
@@ -55,8 +56,9 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
         return noisy.view(_PAIRS, 2).mean(1) - loss
 
     def over(log_sigma: float) -> float:
-        """The mean rise less 0.1; what overflows is cut off."""
-        return min(float(rises(log_sigma).nan_to_num(nan=1.0).clamp_max(1e3).mean()), 1.0) - _RISE
+        """How far the mean rise is above 0.1, on a logarithmic scale: nearly linear."""
+        rise = float(rises(log_sigma).nan_to_num(nan=_MOST).clamp_max(_MOST).mean())
+        return math.log(max(rise, _LEAST) / _RISE)
 
     def bound(log_sigma: float) -> float:
         sigma2 = math.exp(2 * log_sigma)
@@ -68,7 +70,7 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
 
     at = _crossing(over)
     h = 1e-3
-    slope = (over(at + h) - over(at - h)) / (2 * h)
+    slope = _RISE * (over(at + h) - over(at)) / h
     error = float(rises(at).std()) / _PAIRS**0.5
     moved = abs(bound(at + h) - bound(at - h)) / (2 * h)
     sigma = math.exp(at)
@@ -76,7 +78,7 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
         bound(at),
         f"sigma by root finding on {_PAIRS} pairs of noises",
         moved * error / abs(slope) if slope else None,
-        {"sigma": sigma, "1/sigma^2": sigma**-2, "rise": over(at) + _RISE},
+        {"sigma": sigma, "1/sigma^2": sigma**-2, "rise": _RISE * math.exp(over(at))},
     )
 
 
@@ -101,4 +103,4 @@ def _crossing(over: Callable[[float], float]) -> float:
                     f"no noise in proportion to the weights raises the training loss by {_RISE}"
                 )
         left = at
-    return float(brentq(over, left, left + step, xtol=1e-8))
+    return float(brentq(over, left, left + step, xtol=1e-6))

@@ -1,18 +1,37 @@
 """What the spectral measures share: the operator and its density."""
 
-from lowland.curvature import GGN, Density, Hessian, ggn, hessian, spectral_density
+from lowland.curvature import (
+    GGN,
+    Density,
+    Eigenpairs,
+    Hessian,
+    eigsh,
+    ggn,
+    hessian,
+    spectral_density,
+)
+from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import once
 from lowland.problem import Problem
 
 # Lanczos steps and random vectors: enough for shares of the spectrum to some per cent, and for
 # sums over eigenvalues near zero to some ten.
 STEPS, GGN_STEPS, PROBES = 16, 32, 2
+LEADING = 3  # eigenvectors of the Hessian
 
 
 @once
 def whole_hessian(problem: Problem) -> Hessian:
     """The Hessian of all parameters; its kept graphs serve every measure."""
     return hessian(problem)
+
+
+@once
+def leading(problem: Problem) -> Eigenpairs:
+    """Its largest eigenvalues with their vectors, to residuals of 1 %, or what came of it."""
+    H, near = whole_hessian(problem), neighbourhood(problem)
+    start = Noise(near, near.w).draw()  # which goes with the weights, wherever their units stand
+    return eigsh(H, min(LEADING, H.size), which="largest", tol=1e-2, start=start)
 
 
 @once

@@ -6,14 +6,12 @@ from functools import cache
 from scipy.optimize import brentq
 from torch import Tensor
 
-from lowland.curvature import eigsh
 from lowland.errors import InputError
-from lowland.measures.neighbourhood import Neighbourhood, Noise, neighbourhood
+from lowland.measures.neighbourhood import Neighbourhood, neighbourhood
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import whole_hessian
+from lowland.measures.spectrum import leading
 from lowland.problem import Problem
 
-DIRECTIONS = 3
 _GROWTH, _EXPANSIONS = 1.5, 30  # from the quadratic guess to 2e5 times it
 _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where it overflows
 
@@ -38,9 +36,8 @@ def width(problem: Problem) -> Value:
     loss, _ = near.origin
     if not loss > 0:
         raise InputError("the training loss is zero and cannot double; measure with another loss")
-    H = whole_hessian(problem)
-    k = min(DIRECTIONS, H.size)
-    found = eigsh(H, k, which="largest", tol=1e-2, start=Noise(near, near.w).draw())
+    found = leading(problem)
+    k = len(found.values)
     if not found.converged:
         raise InputError(
             f"the Lanczos iteration has a residual of {float(found.residuals.max()):.1e} after "
