@@ -1,7 +1,7 @@
 """Panels and claims that figures have in common."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -32,7 +32,10 @@ _TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": ri
 _MOST = {"falls": falls_most, "rises": rises_most}
 
 
-def claims_on(where: dict[str, Any], *rows: tuple[str, str, Test]) -> tuple[Claim, ...]:
+Row = tuple[str, str, Test]  # a sentence, where the paper has it, what decides
+
+
+def claims_on(where: dict[str, Any], *rows: Row) -> tuple[Claim, ...]:
     """Claims about these runs."""
     return tuple(Claim(text, f"Fig. {paper}", on(where, test)) for text, paper, test in rows)
 
@@ -74,90 +77,72 @@ def three_panels(key: str, where: dict[str, Any], at: Layer = HIDDEN) -> tuple[P
     )
 
 
+@dataclass(frozen=True)
+class _About:
+    """Sentences about what a setting does in a layer, with the tests that decide them."""
+
+    key: str
+    trend: str
+    at: Layer
+
+    def moves(self, what: str, figure: str, column: Column, where: str = "") -> Row:
+        """It follows the trend."""
+        test = _TRENDS[self.trend](column, self.key)
+        return self._said(f"{what} {self.trend}", where), f"{figure}: {self.trend}", test
+
+    def stays(self, what: str, figure: str, column: Column, where: str = "") -> Row:
+        """It does not change."""
+        text = self._said(f"{what} does not change", where)
+        return text, f"{figure}: no significant change", unchanged(column, self.key)
+
+    def mostly(self, part: str, other: str, figure: str) -> tuple[Row, ...]:
+        """The gap changes, mostly by one part of it, and the other part stays."""
+        gap, one, rest = (self.at.column(name) for name in ("eq11", part, other))
+        return (
+            self.moves("The gap", figure, gap),
+            self.moves(f"The {part} part of the gap", figure, one),
+            self.stays(f"The {other} part of the gap", figure, rest),
+            (
+                self._said(
+                    "More of the change", f" is in the {part} part than in the {other} part"
+                ),
+                f"{figure}: mainly in the {part} part",
+                _MOST[self.trend](one, rest, self.key, gap),
+            ),
+        )
+
+    def _said(self, what: str, where: str) -> str:
+        layer = f", {self.at.title}" if self.at.title else ""
+        return f"{what} with {LETTERS[self.key]}{where}{layer}."
+
+
+_SHARP, _FLAT = " in the 10 sharpest directions", " in the flat directions"
+_SIZE = "The size of the solution, sigma_w,"
+
+
 def by_sharpness(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
     """As the paper says of alpha and B: they act on the sharp directions, by their sharpness."""
-    x, moves, (spectrum, size, parts) = LETTERS[key], _TRENDS[trend], figures
-    return (
-        *_through("sharp", "flat", key, trend, parts, at),
-        *claims_on(
-            only(key),
-            (
-                f"sigma_g {trend} with {x} in the 10 sharpest directions{_in(at)}.",
-                f"{spectrum}: {trend}",
-                moves(at.sharpness, key),
-            ),
-            (
-                f"sigma_g does not change with {x} in the flat directions{_in(at)}.",
-                f"{spectrum}: no significant change",
-                unchanged(at.flat_sharpness, key),
-            ),
-            (
-                f"The size of the solution, sigma_w, does not change with {x}{_in(at)}.",
-                f"{size}: no significant change",
-                because(SPARSER, unchanged(at.size, key)),
-            ),
-        ),
+    about, (spectrum, size, parts) = _About(key, trend, at), figures
+    text, paper, same_size = about.stays(_SIZE, size, at.size)
+    return claims_on(
+        only(key),
+        *about.mostly("sharp", "flat", parts),
+        about.moves("sigma_g", spectrum, at.sharpness, _SHARP),
+        about.stays("sigma_g", spectrum, at.flat_sharpness, _FLAT),
+        (text, paper, because(SPARSER, same_size)),
     )
 
 
 def by_size(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
     """As the paper says of beta and s: they act on the flat directions, by the size."""
-    x, moves, (spectrum, size, parts) = LETTERS[key], _TRENDS[trend], figures
-    return (
-        *_through("flat", "sharp", key, trend, parts, at),
-        *claims_on(
-            only(key),
-            (
-                f"sigma_g does not change with {x} in the 10 sharpest directions{_in(at)}.",
-                f"{spectrum}: no significant change",
-                unchanged(at.sharpness, key),
-            ),
-            (
-                f"sigma_g does not change with {x} in the flat directions{_in(at)}.",
-                f"{spectrum}: no significant change",
-                unchanged(at.flat_sharpness, key),
-            ),
-            (
-                f"The size of the solution, sigma_w, {trend} with {x}{_in(at)}.",
-                f"{size}: {trend}",
-                moves(at.size, key),
-            ),
-        ),
-    )
-
-
-def _through(
-    part: str, other: str, key: str, trend: str, figure: str, at: Layer
-) -> tuple[Claim, ...]:
-    """The gap changes, mostly by one part of it, and the other part stays."""
-    x, moves, most = LETTERS[key], _TRENDS[trend], _MOST[trend]
+    about, (spectrum, size, parts) = _About(key, trend, at), figures
     return claims_on(
         only(key),
-        (
-            f"The gap {trend} with {x}{_in(at)}.",
-            f"{figure}: {trend}",
-            moves(at.column("eq11"), key),
-        ),
-        (
-            f"The {part} part of the gap {trend} with {x}{_in(at)}.",
-            f"{figure}: {trend}",
-            moves(at.column(part), key),
-        ),
-        (
-            f"The {other} part of the gap does not change with {x}{_in(at)}.",
-            f"{figure}: no significant change",
-            unchanged(at.column(other), key),
-        ),
-        (
-            f"More of the change with {x} is in the {part} part than in the {other} part{_in(at)}.",
-            f"{figure}: mainly in the {part} part",
-            most(at.column(part), at.column(other), key, at.column("eq11")),
-        ),
+        *about.mostly("flat", "sharp", parts),
+        about.stays("sigma_g", spectrum, at.sharpness, _SHARP),
+        about.stays("sigma_g", spectrum, at.flat_sharpness, _FLAT),
+        about.moves(_SIZE, size, at.size),
     )
-
-
-def _in(at: Layer) -> str:
-    return f", {at.title}" if at.title else ""
 
 
 def with_random_labels(
