@@ -54,7 +54,7 @@ def reproduce(
 
             if studies:
                 chosen = find(*studies)
-                named = ", ".join(studies)
+                named = studies[0] if len(studies) == 1 else f"{len(chosen)} studies"
                 say(f"{named}: loading torch")
                 try:
                     for found in run(

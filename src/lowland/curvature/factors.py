@@ -27,7 +27,7 @@ from lowland.problem import Problem
 Kind = Literal["hessian", "ggn", "fisher"]  # the Fisher block is the empirical one
 
 # Entries of Jacobians that are multiplied at a time: they stay in the processor's cache.
-_CACHED = 1 << 17
+_CACHED = 1 << 19
 # Entries of packed outer products in flight.
 _PAIRS = 1 << 22
 # Rows of Jacobians (outputs x samples) up to which they are computed in one vectorised pass.
