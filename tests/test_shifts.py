@@ -90,6 +90,7 @@ def test_sums_and_products_are_those_of_the_rows(name, layer):
     torch.testing.assert_close(shifts.size, rows.square().sum(1))
     E = torch.randn(M, 3).double()
     torch.testing.assert_close(shifts.components(E), rows @ E)
+    torch.testing.assert_close(shifts.components(E[:, :1]), rows @ E[:, :1])  # in factors
     kept = torch.tensor([True, False, True, True, False])
     torch.testing.assert_close(shifts.where(kept).components(E), (rows @ E)[kept])
 
