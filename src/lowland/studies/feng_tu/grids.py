@@ -18,7 +18,7 @@ class Version:
     ratios: dict[str, Any]  # learning rates and batch sizes, every combination
     decays: list[float]
     scales: list[float]
-    dropouts: list[float]
+    dropouts: dict[str, Any]  # with the loss that networks reach at all of them
     noises: list[float]
     sizes: dict[str, Any]  # numbers of training samples, with 1,000 for the test
     cnn: list[dict[str, Any]]  # of the network for CIFAR-10
@@ -52,7 +52,7 @@ FULL = Version(
     ratios={"learning_rate": [0.02, 0.05, 0.1], "batch_size": [25, 100, 200]},
     decays=[0.005, 0.01, 0.02],
     scales=[1.0, 2.0, 3.0, 4.0],
-    dropouts=[0.0, 0.05, 0.1, 0.2, 0.3],
+    dropouts={"dropout": [0.0, 0.05, 0.1, 0.2, 0.3], "stop_loss": 0.005},
     noises=[0.0, 0.1, 0.15, 0.2, 0.25],
     sizes={"data": "mnist", "per_class": [400, 800, 1600, 3200], "test_per_class": 100},
     cnn=[
@@ -74,7 +74,7 @@ QUICK = Version(
     ratios={"learning_rate": [0.02, 0.05, 0.1], "batch_size": [100, 200]},
     decays=[0.005, 0.02],
     scales=[1.0, 2.0, 3.0],
-    dropouts=[0.0, 0.1, 0.3],
+    dropouts={"dropout": [0.0, 0.1, 0.3], "stop_loss": 0.02},
     noises=[0.0, 0.1, 0.25],
     sizes={"per_class": [50, 150, 400], "test_per_class": 100},
     cnn=[
@@ -107,6 +107,9 @@ LETTERS = {
 # Where N varies beside other settings, the number of samples for the test tells.
 OTHER_N = {"test_per_class": 100}
 ONE_N = {"test_per_class": [None, 50]}
+# And where dropout does, the loss at which trainings end.
+FITTED = {"stop_loss": [5e-4, 0.01]}
+DROPPED = {"stop_loss": [5e-3, 0.02]}
 
 
 def only(*keys: str, **further: Any) -> dict[str, Any]:
