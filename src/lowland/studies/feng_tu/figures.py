@@ -52,6 +52,7 @@ from lowland.studies.feng_tu.numbers import (
     trace,
 )
 from lowland.studies.feng_tu.patterns import (
+    GROWS_AGAIN,
     SPARSER,
     because,
     by_sharpness,
@@ -197,7 +198,7 @@ _FIG4 = _study(
     Version.norms,
     panels=(*three_panels("decay", only("decay")), *three_panels("init_scale", only("init_scale"))),
     claims=(
-        *by_size("decay", "falls", ["4A", "4B", "4C"]),
+        *by_size("decay", "falls", ["4A", "4B", "4C"], why=GROWS_AGAIN),
         *by_size("init_scale", "rises", ["4D", "4E", "4F"]),
     ),
     differences=_SQUARED,
