@@ -19,6 +19,7 @@ from lowland.studies.evidence import Column, Runs, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
     from lowland.studies.study import Study
 
@@ -55,6 +56,7 @@ _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png":
 _PANEL = 2.9, 2.4  # inches
 _DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
 _POINTS = 250
+_COLUMNS = {2: 2, 4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 _MANY = 2000  # points above which a picture of them is smaller than their list
 
 
@@ -257,7 +259,7 @@ def draw(study: "Study", runs: Runs, folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     drawn = [(panel, panel.curves(runs)) for panel in study.panels]
-    columns = 2 if len(drawn) in (2, 4) else min(len(drawn), 3)
+    columns = _COLUMNS.get(len(drawn), min(len(drawn), 3))
     rows = math.ceil(len(drawn) / columns)
     paths = [folder / f"{study.file}.{kind}" for kind in KINDS]
     with matplotlib.rc_context(_STYLE):
@@ -285,6 +287,21 @@ def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:
         if any((getattr(curve, axis) > 0).any() for curve in curves):
             getattr(ax, f"set_{axis}scale")("log")
     panel.draw(ax, curves)
+    _tick(ax.xaxis)
+    _tick(ax.yaxis)
+
+
+def _tick(axis: "Axis") -> None:
+    """Numbers that do not run into each other on a logarithmic axis of few decades."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    if not isinstance(axis.get_major_locator(), LogLocator):
+        return
+    low, high = axis.get_view_interval()
+    axis.set_minor_formatter(NullFormatter())
+    if high < 100 * low:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def _csv(drawn: list[tuple[Panel, list[Curve]]]) -> str:

@@ -53,7 +53,7 @@ def because(why: str, test: Test) -> Test:
 GROWS_AGAIN = (
     "when the penalty ends, after 200 epochs, the loss is still 0.1 to 0.5; the network fits its "
     "data without it then, and its norm grows again, the more the larger beta was; with the "
-    "penalty of the authors' demo the gap falls, see -norm"
+    "penalty of the authors' demo the gap falls, see the study with -norm in its name"
 )
 SPARSER = (
     "|w| hardly changes, but with alpha / B fewer hidden units are active for an image, so that "
