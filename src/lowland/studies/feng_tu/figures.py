@@ -1,7 +1,6 @@
 """Each figure: its runs, its panels, its claims."""
 
 import functools
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -475,7 +474,7 @@ _S9_NORM = _study(
 _S10 = _study(
     "figS10",
     "A convolutional network on CIFAR-10",
-    lambda v: functools.reduce(operator.add, (v.vary(**keys) for keys in v.cnn)),
+    lambda v: v.each(v.cnn),
     panels=(
         *three_panels("init_scale", only("init_scale")),
         *three_panels("label_noise", only("label_noise")),
@@ -508,16 +507,15 @@ def _settings(*pairs: tuple[float, int]) -> Callable[[Runs], Runs]:
 
 _RATIO = "learning_rate_over_batch"
 # Of two of the paper's nine settings the ratio is the same: 0.05 with 100, and 0.1 with 200.
-_EIGHT = _settings(
-    *((a, b) for a in (0.02, 0.05, 0.1) for b in (25, 100, 200) if (a, b) != (0.05, 100))
-)
+_RATES, _BATCHES = [0.02, 0.05, 0.1], [25, 100, 200]
+_EIGHT = _settings(*((a, b) for a in _RATES for b in _BATCHES if (a, b) != (0.05, 100)))
 _EQUAL = (((0.05, 100), (0.1, 200)), ((0.005, 25), (0.02, 100)), ((0.05, 200), (0.1, 400)))
 
 _S11 = _study(
     "figS11",
     "Learning rate and batch size act through their ratio",
-    lambda v: v.vary(**v.ratios, measures=(_RATIO,)) + v.sgd(measures=(_RATIO,)),
-    panels=three_panels(_RATIO, FULL.ratios),
+    lambda v: v.each(v.ratios, measures=(_RATIO,)) + v.sgd(measures=(_RATIO,)),
+    panels=three_panels(_RATIO, {"learning_rate": _RATES, "batch_size": _BATCHES}),
     claims=(
         *claims_on(
             {},

@@ -1,5 +1,7 @@
 """The runs behind the figures: most vary one setting of the same network, so they are shared."""
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ class Version:
     base: dict[str, Any]
     rates: list[float]
     batches: list[int]
-    ratios: dict[str, Any]  # learning rates and batch sizes, every combination
+    ratios: list[dict[str, Any]]  # learning rates and batch sizes
     decays: list[float]
     scales: list[float]
     dropouts: dict[str, Any]  # with the loss that networks reach at all of them
@@ -27,6 +29,10 @@ class Version:
     def vary(self, **keys: Any) -> Grid:
         """The plain run with these settings."""
         return Grid(**{**self.base, **keys})
+
+    def each(self, several: list[dict[str, Any]], **keys: Any) -> Grid:
+        """The plain run with each of these groups of settings."""
+        return functools.reduce(operator.add, (self.vary(**group, **keys) for group in several))
 
     def decayed(self, penalty: str, **keys: Any) -> Grid:
         """Decay from 0 up; a run without it has no penalty, and is the plain one."""
@@ -49,7 +55,11 @@ FULL = Version(
     base={"max_epochs": 3000, "seed": range(10)},
     rates=[0.005, 0.01, 0.02, 0.05, 0.1],
     batches=[25, 100, 200, 400],
-    ratios={"learning_rate": [0.02, 0.05, 0.1], "batch_size": [25, 100, 200]},
+    ratios=[
+        {"learning_rate": [0.05, 0.1], "batch_size": [25, 100, 200]},
+        {"learning_rate": 0.02, "batch_size": [25, 100]},
+        {"learning_rate": 0.02, "batch_size": 200, "max_epochs": 6000},
+    ],
     decays=[0.005, 0.01, 0.02],
     scales=[1.0, 2.0, 3.0, 4.0],
     dropouts={"dropout": [0.0, 0.05, 0.1, 0.2, 0.3], "stop_loss": 0.005},
@@ -71,7 +81,7 @@ QUICK = Version(
     },
     rates=[0.005, 0.02, 0.1],
     batches=[25, 100, 400],
-    ratios={"learning_rate": [0.02, 0.05, 0.1], "batch_size": [100, 200]},
+    ratios=[{"learning_rate": [0.02, 0.05, 0.1], "batch_size": [100, 200]}],
     decays=[0.005, 0.02],
     scales=[1.0, 2.0, 3.0],
     dropouts={"dropout": [0.0, 0.1, 0.3], "stop_loss": 0.02},
