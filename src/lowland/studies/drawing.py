@@ -394,7 +394,12 @@ def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
     low, high = values.min(), values.max()
     edge = (high / low) ** 0.05 if high > low else 2
     ax.set_xlim(low / edge, high * edge)
-    ax.set_xticks(values, [f"{value:g}" for value in values])
+    span, labels, last = np.log(values[-1] / values[0]), [], -math.inf
+    for value in values:
+        near = np.log(value) - last < 0.17 * span  # then its number would run into the one before
+        labels.append("" if near else f"{value:g}")
+        last = last if near else np.log(value)
+    ax.set_xticks(values, labels)
     ax.set_xticks([], minor=True)
 
 
