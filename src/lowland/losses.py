@@ -101,7 +101,8 @@ def _normalized_cross_entropy_second(outputs: Tensor, targets: Tensor) -> Tensor
     ge = _outer(g, e)
     bent = -(scale / n.unsqueeze(2)) * (ge + ge.mT + along * (P - 3 * _outer(e, e)))
     bent[constant] = 0
-    return U @ (torch.diag_embed(p) - _outer(p, p)) @ U + bent
+    # A common shift of the logits changes nothing; here not even by rounding.
+    return P @ (U @ (torch.diag_embed(p) - _outer(p, p)) @ U + bent) @ P
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.curvature.lanczos import rounding
 from lowland.curvature.layers import Layer, MatrixLayer, Tap, tapped
 from lowland.curvature.memory import samples_within
 from lowland.curvature.structure import piecewise_linear
@@ -213,7 +214,7 @@ def _seen(A: Tensor) -> Tensor:
     """
     C = A.shape[-1]
     eye = torch.eye(C, dtype=A.dtype, device=A.device)
-    if C == 1 or A.sum(-1).abs().amax() > 4 * C * torch.finfo(A.dtype).eps * A.abs().amax():
+    if C == 1 or A.sum(-1).abs().amax() > C * rounding(A.dtype) * A.abs().amax():
         return eye
     v = eye[0] - C**-0.5  # the reflection that takes the first unit vector to the common shift
     return (eye - 2 * torch.outer(v, v) / v.square().sum())[1:]
