@@ -34,7 +34,7 @@ def test_every_figure_has_a_study():
 def test_grids(study):
     assert {run.seed for run in study.grid} == set(range(10))
     assert len({run.seed for run in study.quick}) >= 3
-    assert len(study.quick) <= 70
+    assert len(study.quick) <= 64
     for grid in (study.grid, study.quick):
         # What is not decayed has no penalty: it would be trained twice otherwise.
         assert all(run.penalty == "squared" for run in grid if not run.decay)

@@ -157,3 +157,17 @@ class _Twice(nn.Module):
     @classmethod
     def problem(cls) -> Problem:
         return Problem(cls(), train=(torch.randn(5, 4), torch.arange(5) % 4))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "normalized_cross_entropy"])
+def test_shares_of_classes_that_do_not_add_up_to_one_are_taken_as_they_are(loss):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    X, shares = torch.randn(12, 4).double(), torch.rand(12, 3).double()
+    problem = ll.Problem(model, loss, train=(X, shares))
+
+    def mean_loss(W):
+        return problem.loss(problem.outputs(X, {"0.weight": W}), shares).mean()
+
+    exact = torch.autograd.functional.hessian(mean_loss, model[0].weight.detach())
+    torch.testing.assert_close(ll.layer_hessian(problem, "0"), exact.reshape(20, 20))

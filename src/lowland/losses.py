@@ -19,7 +19,7 @@ class Loss:
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
     classes: bool
-    # d2l/dz2 (N, C, C) of outputs (N, C) and targets (N,), if known
+    # d2l/dz2 (N, C, C) of outputs (N, C) and their targets, class labels if they are classes
     second: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
