@@ -174,8 +174,8 @@ def _measured(folder: Path, measure: str, by: str | None, factor: float) -> floa
     from lowland.rescaling import rescale
     from lowland.results import WEIGHTS
     from lowland.sweep.configuration import Configuration
+    from lowland.sweep.record import RUN
     from lowland.sweep.runs import subject
-    from lowland.sweep.store import RUN
 
     run = json.loads((folder / RUN).read_text(encoding="utf-8"))
     its = subject(Configuration.of(run["configuration"]))

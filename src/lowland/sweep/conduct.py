@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowland.errors import InputError
+from lowland.sweep.claim import Claim
 from lowland.sweep.configuration import Configuration
 from lowland.sweep.executors import Serial, WorkerDied, opened
 from lowland.sweep.plan import document, key, planned, stacks_of, training_key
-from lowland.sweep.store import Claim, Store
+from lowland.sweep.store import Store
 from lowland.usercode import described
 
 if TYPE_CHECKING:

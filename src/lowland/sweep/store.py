@@ -10,12 +10,11 @@ import fcntl
 import hashlib
 import importlib.util
 import json
-import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,27 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lowland.atomic import write_file
 from lowland.errors import InputError
+from lowland.sweep.claim import Claim, is_locked, take
+from lowland.sweep.record import (
+    RUN,
+    SUMS,
+    Damaged,
+    as_text,
+    damage_of,
+    is_litter,
+    read_run,
+    sha256,
+    with_floats,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 VERSION = 1  # of the layout
 MARK, INDEX, LOCK = "lowland-store.json", "index.jsonl", ".lowland-lock"
-RUN, SUMS, REPORT = "run.json", "SHA256SUMS", "report.html"
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _BESIDE = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{8}")  # a run that is being written
-_SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _EXPECTED = "expected a directory that `lowland sweep` wrote"
 
 
@@ -43,7 +52,7 @@ def key_of(configuration: Mapping[str, Any]) -> str:
     The order of names does not matter, nor whether a number is written 1 or 1.0.
     """
     try:
-        plain = _with_floats(configuration, lambda x: int(x) if x.is_integer() else x)
+        plain = with_floats(configuration, lambda x: int(x) if x.is_integer() else x)
         text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(
@@ -59,33 +68,6 @@ class Survey:
 
     whole: set[str]
     damaged: dict[str, str]
-
-
-class Claim:
-    """The sole right to do a run, held until ``release`` or the end of the process.
-
-    If the process ends without a release, children that it forked go on holding the claim; spawned
-    ones do not.
-    """
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor: int | None = descriptor
-
-    def release(self) -> None:
-        """Let others have it."""
-        if self._descriptor is None:
-            return
-        with contextlib.suppress(OSError):
-            self._path.unlink()  # before the lock goes: afterwards the file may be another's
-        os.close(self._descriptor)
-        self._descriptor = None
-
-    def __enter__(self) -> "Claim":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.release()
 
 
 class Store:
@@ -120,13 +102,13 @@ class Store:
         """
         target = self.path(key)
         run = dict(run, key=key)
-        contents = {**files, RUN: _text(run).encode()}
+        contents = {**files, RUN: as_text(run).encode()}
         with _writing(f"the run {target}"):
             beside, sums = self._beside(key)
             try:
                 for name, content in contents.items():
                     _write(beside / name, content)
-                lines = (f"{_sha256(contents[name])}  {name}\n" for name in sorted(contents))
+                lines = (f"{sha256(contents[name])}  {name}\n" for name in sorted(contents))
                 sums.write("".join(lines).encode())
                 sums.flush()
                 os.fsync(sums.fileno())
@@ -152,8 +134,8 @@ class Store:
         if not os.path.lexists(self.path(key)):
             raise InputError(f"there is no run {key} in {self.directory}")
         try:
-            return _read_run(self.path(key))
-        except _Damaged as damage:
+            return read_run(self.path(key))
+        except Damaged as damage:
             raise InputError(
                 f"the run {self.path(key)} is damaged: {damage}; start its sweep again, which "
                 "does the run again"
@@ -161,13 +143,13 @@ class Store:
 
     def whole(self, key: str) -> bool:
         """Whether the run is there and every file of it is as it was written."""
-        return _damage(self.path(key)) is None
+        return damage_of(self.path(key)) is None
 
     def survey(self) -> Survey:
         """Check every file of every run against its checksum; nothing is moved or changed."""
         keys = self._keys()
         with ThreadPoolExecutor() as threads:
-            found = dict(zip(keys, threads.map(_damage, map(self.path, keys)), strict=True))
+            found = dict(zip(keys, threads.map(damage_of, map(self.path, keys)), strict=True))
         return Survey(
             whole={key for key, damage in found.items() if damage is None},
             damaged={  # without those that another process set aside meanwhile
@@ -191,28 +173,11 @@ class Store:
         """
         path = self._claims / self.path(key).name
         with _writing(f"the claim {path}"):
-            while True:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-                try:
-                    free = _lock(descriptor)
-                    # Its holder may have removed the file after it was opened here.
-                    current = _is_at(descriptor, path)
-                except BaseException:
-                    os.close(descriptor)
-                    raise
-                if free and current:
-                    return Claim(path, descriptor)
-                os.close(descriptor)
-                if current:
-                    return None
+            return take(path)
 
     def is_claimed(self, key: str) -> bool:
         """Whether a living process has claimed the run."""
-        try:
-            with open(self._claims / self.path(key).name, "rb") as file:
-                return not _lock(file.fileno())
-        except FileNotFoundError:
-            return False
+        return is_locked(self._claims / self.path(key).name)
 
     # --- the table of all runs -------------------------------------------------------------------
 
@@ -280,7 +245,7 @@ class Store:
         """Keep the plan of a sweep that was started here."""
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise InputError(f"expected a name of letters, digits, '.', '_' and '-', not {name!r}")
-        write_file(self._plans / f"{name}.json", _text(document))
+        write_file(self._plans / f"{name}.json", as_text(document))
 
     def plans(self) -> list[str]:
         """The names of the plans of all sweeps that were started here."""
@@ -305,7 +270,7 @@ class Store:
         with _writing(f"the store {self.directory}"):
             self.directory.mkdir(parents=True, exist_ok=True)
             # In this order: another process may be making the store, and makes its mark first.
-            foreign = [n for n in sorted(os.listdir(self.directory)) if not _is_litter(n)]
+            foreign = [n for n in sorted(os.listdir(self.directory)) if not is_litter(n)]
             if foreign and not (self.directory / MARK).exists():
                 raise InputError(
                     f"{self.directory} holds {foreign[0]!r} and is no store of runs; choose an "
@@ -314,7 +279,7 @@ class Store:
         with self._locked():
             if not (self.directory / MARK).exists():
                 mark = {"format": "lowland-store", "version": VERSION}
-                write_file(self.directory / MARK, _text(mark))
+                write_file(self.directory / MARK, as_text(mark))
                 _sync(self.directory / MARK)
                 _sync(self.directory)
             self._check()
@@ -343,7 +308,7 @@ class Store:
     def _clean(self) -> None:
         """Remove what killed processes were writing, and nothing that a living one writes."""
         for folder in self._runs.iterdir():
-            if _BESIDE.fullmatch(folder.name) and not _is_locked(folder / SUMS):
+            if _BESIDE.fullmatch(folder.name) and not is_locked(folder / SUMS):
                 shutil.rmtree(folder, ignore_errors=True)
 
     # --- writing ---------------------------------------------------------------------------------
@@ -419,86 +384,18 @@ class Store:
     def _readable(self) -> dict[str, dict[str, Any]]:
         found = {}
         for key in self._keys():
-            with contextlib.suppress(_Damaged):
-                found[key] = _read_run(self.path(key))
+            with contextlib.suppress(Damaged):
+                found[key] = read_run(self.path(key))
         return found
-
-
-# --- the files of one run ------------------------------------------------------------------------
-
-
-class _Damaged(Exception):
-    """Which file of a run is wrong, and how."""
-
-
-def _damage(folder: Path) -> str | None:
-    """What is wrong with a run, if anything."""
-    try:
-        with _reading(folder):
-            _read_run(folder)
-            sums = _read_sums(folder)
-            there = {name for name in os.listdir(folder) if not _is_litter(name)}
-            for name in sorted(there - sums.keys() - {SUMS, REPORT}):
-                raise _Damaged(f"{name} is not in {SUMS}")
-            for name, expected in sorted(sums.items()):
-                with open(folder / name, "rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                        raise _Damaged(f"{name} does not match {SUMS}")
-    except _Damaged as damage:
-        return str(damage)
-    return None
-
-
-def _read_run(folder: Path) -> dict[str, Any]:
-    with _reading(folder):
-        content = (folder / RUN).read_bytes()
-        if _sha256(content) != _read_sums(folder).get(RUN):
-            raise _Damaged(f"{RUN} does not match {SUMS}")
-        run = json.loads(content)
-        if not isinstance(run, dict) or run.get("key") != folder.name:
-            raise _Damaged(f"{RUN} belongs to another run")
-        return run
-
-
-def _read_sums(folder: Path) -> dict[str, str]:
-    lines = (folder / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    found = [_SUM.fullmatch(line) for line in lines]
-    if not all(found):
-        raise _Damaged(f"{SUMS} is not a list as of sha256sum")
-    return {match[2]: match[1] for match in found if match}
-
-
-@contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Tell a file that is missing, unreadable or no text as damage of its run."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise _Damaged(f"{Path(error.filename).name} is missing") from error
-    except OSError as error:
-        name = Path(error.filename or folder).name
-        raise _Damaged(f"{name} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise _Damaged(f"{RUN} or {SUMS} is no text as it was written: {error}") from error
-
-
-def _is_litter(name: str) -> bool:
-    """Whether a file manager or an unfinished ``write_file`` of ours leaves such a name."""
-    return name.startswith(".lowland-") or name in (".DS_Store", "Thumbs.db", "desktop.ini")
 
 
 # --- lines, texts and rows -----------------------------------------------------------------------
 
 
-def _text(document: Mapping[str, Any]) -> str:
-    finite = _with_floats(document, lambda x: x if math.isfinite(x) else None)
-    return json.dumps(finite, indent=1, allow_nan=False) + "\n"
-
-
 def _line(run: Mapping[str, Any]) -> str:
     """The run as a line of the index, with the checksum of its text."""
-    text = _text(run)
-    return json.dumps({"sha256": _sha256(text.encode()), "run": json.loads(text)}) + "\n"
+    text = as_text(run)
+    return json.dumps({"sha256": sha256(text.encode()), "run": json.loads(text)}) + "\n"
 
 
 def _read_line(line: str) -> dict[str, Any]:
@@ -506,18 +403,6 @@ def _read_line(line: str) -> dict[str, Any]:
     if _line(run) != line + "\n":
         raise ValueError("edited")
     return run
-
-
-def _with_floats(value: Any, change: Callable[[float], Any]) -> Any:
-    """The same value in plain dictionaries and lists, with ``change`` applied to every float."""
-    if isinstance(value, Mapping):
-        for name in value:
-            if not isinstance(name, str):
-                raise TypeError(f"{name!r} as a name is {type(name).__name__}")
-        return {name: _with_floats(inner, change) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_with_floats(inner, change) for inner in value]
-    return change(value) if isinstance(value, float) else value
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -570,27 +455,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _lock(descriptor: int) -> bool:
-    """Take the lock if it is free."""
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    return False
-
-
-def _is_locked(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), open(path, "ab") as file:
-        return not _lock(file.fileno())
-    return False
