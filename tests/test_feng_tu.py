@@ -74,7 +74,7 @@ def test_the_issue_s_claims_are_there():
             *("The gap falls with alpha", "The gap rises with B"),
             *("sharp part of the gap falls", "flat part of the gap does not change with B"),
             *("sigma_w, does not change with alpha", "sigma_w, does not change with B"),
-            "More than half of the gap comes from the 10 sharpest of 900 directions",
+            "more than half of the gap comes from the 10 sharpest of 900 directions",
         ),
         "fig4": (
             *("The gap falls with beta", "The gap rises with s", "flat part of the gap falls"),
@@ -82,7 +82,11 @@ def test_the_issue_s_claims_are_there():
             "sigma_g does not change with s",
         ),
         "figS1": ("|mu_w|", "|mu_g|"),
-        "figS2": ("0 <= c_n <= 1", "c_n of the flat ones", "c_n does not change with alpha"),
+        "figS2": (
+            "0 <= c_n in every direction",
+            "c_n of the flat ones",
+            "c_n does not change with alpha",
+        ),
         "figS3": ("Eq. 11 is the gap", "test error"),
         "figS4": ("inversely",),
         "figS5": ("more strongly in the flat directions",),

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -17,6 +18,7 @@ from scipy import stats
 from lowland.errors import InputError
 from lowland.studies import PAPERS, STUDIES, find
 from lowland.studies.claims import (
+    at_least,
     between,
     correlated,
     falls,
@@ -171,6 +173,21 @@ def test_unchanged(change, spread, verdict):
     assert found.verdict == verdict
 
 
+def test_unchanged_looks_at_every_value():
+    """A dip of a third between equal ends is a change; it was once called none."""
+    wobble = np.linspace(-0.01, 0.01, 5)[:, None] * [1, -1, 1, -1]
+    found = unchanged("gap", "learning_rate")(measured(wobble + np.array([4, 2.7, 3.2, 4.1])))
+    assert found.verdict == "does not hold"
+    assert found.effect == pytest.approx(-1.3 / 3.5)
+
+
+def test_a_flat_column_is_seldom_called_changed():
+    rng = np.random.default_rng(8)
+    test = unchanged("gap", "learning_rate", within=0.0)
+    verdicts = [test(measured(rng.normal(5, 1, (6, 4)))).verdict for _ in range(400)]
+    assert verdicts.count("does not hold") <= stats.binom.ppf(0.9995, 400, 0.05)
+
+
 def test_not_monotone():
     wobble = np.linspace(-0.02, 0.02, 5)[:, None] * [1, -1, 1, -1]
     for shape, verdict in {
@@ -200,14 +217,37 @@ def test_parts():
     assert smaller_part("sharp", "gap", 0.8)(runs).verdict == "holds"
     assert smaller_part("sharp", "gap", 0.5)(runs).verdict == "does not hold"
     assert smaller_part("sharp", "gap", 0.601)(runs).verdict == "undecided"
+    negative = listed(sharp=[50, 51, 49], gap=[-10, -10, -10])  # in size, whatever the sign
+    assert smaller_part("sharp", "gap", 0.1)(negative).verdict == "does not hold"
 
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(0, 3, "holds"), (2.5, 4, "does not hold"), (0, 1.5, "does not hold"), (2, 3, "undecided")],
+    [
+        (0, 3, "holds"),
+        (2.5, 4, "does not hold"),
+        (0, 1.5, "does not hold"),
+        (2, 3, "undecided"),
+        (1, math.inf, "holds"),
+        (-math.inf, 1.5, "does not hold"),
+    ],
 )
 def test_between(low, high, verdict):
     assert between("gap", low, high)(listed(gap=[1.9, 2, 2.1])).verdict == verdict
+
+
+def test_at_least_is_of_every_run():
+    """Half of the runs below the bound do not vanish in a mean above it."""
+    runs = measured([[0.3, -0.2], [0.3, -0.21], [0.3, -0.19]], (0.1, 0.2))
+    assert between("gap", 0, math.inf)(runs).verdict == "holds"
+    found = at_least("gap", 0)(runs)
+    assert (found.verdict, found.effect) == ("does not hold", pytest.approx(-0.2))
+    assert at_least("gap", -0.3)(runs).verdict == "holds"
+
+
+def test_runs_without_a_number_are_told():
+    found = between("gap", 0, 9)(measured([[1, np.nan], [2, 2], [3, 3]], (0.1, 0.2)))
+    assert "without 1 run(s) that have no such number" in found.note
 
 
 def test_settings_of_one_seed_are_one_realisation():
@@ -226,6 +266,28 @@ def test_correlation_is_covered_at_the_stated_rate():
         found = correlated("x", "y")(listed(x=x, y=0.8 * x + 0.6 * e))
         covered += found.low <= 0.8 <= found.high
     assert rate_is(covered, trials, 0.95)
+
+
+def test_correlation_is_covered_at_the_stated_rate_where_runs_share_their_seed():
+    """What a seed does to all of its runs makes them fewer than they are."""
+    rng = np.random.default_rng(9)
+    trials, covered = 250, 0
+    for _ in range(trials):
+        shared = rng.normal(size=(2, 10, 1)) * 0.8
+        x, e = (shared + rng.normal(size=(2, 10, 12)) * 0.6).reshape(2, -1)
+        seeds = np.repeat(np.arange(10.0), 12)
+        rows = zip(seeds, x, 0.8 * x + 0.6 * e, strict=True)
+        runs = table(*({"seed": s, "x": a, "y": b} for s, a, b in rows))
+        found = correlated("x", "y")(runs)
+        covered += found.low <= 0.8 <= found.high
+    assert covered >= 0.9 * trials  # ten seeds are few for a jackknife
+
+
+def test_a_correlation_needs_several_seeds():
+    runs = measured([[1, 2, 3, 4]])
+    assert "1 realisation(s)" in correlated("gap", "learning_rate")(runs).note
+    few = measured([[1, 2], [2, 3]], (0.1, 0.2))
+    assert "needs three" in correlated("gap", "learning_rate")(few).note
 
 
 def test_correlated():
@@ -320,6 +382,7 @@ TESTS = [
     not_monotone("gap", "seed"),
     larger_part("gap", "gap"),
     between("gap", 0, 1),
+    at_least("gap", 0),
     correlated("gap", "gap"),
     stronger("gap", "gap", "gap"),
     proportional("duality/c", "duality/c"),
@@ -379,7 +442,7 @@ def test_runs_of_a_store(store):
     runs = Runs.of(store.directory, [*grid, missing])
     assert (len(runs), runs.seeds, runs.varied) == (4, [0, 1], ["learning_rate"])
     assert runs.column("gap").tolist() == [0.1, 1.1, 0.02, 1.02]
-    assert runs.table["gap"].tolist() == [0.1, 1.1, 0.02, 1.02]
+    assert runs.column("gap").tolist() == [0.1, 1.1, 0.02, 1.02]
     assert list(runs.by("learning_rate")) == [0.02, 0.1]
     assert runs.where(learning_rate=0.02, seed=[1, 2]).column("gap").tolist() == [1.02]
     np.testing.assert_array_equal(
@@ -573,7 +636,7 @@ def test_reproduce(done, tiny):
         "undecided",
     ]
     assert outcome.count() == {"holds": 1, "does not hold": 1, "undecided": 1}
-    assert (outcome.runs, outcome.realisations) == (6, 3)
+    assert (outcome.runs, outcome.realisations) == (6, (3,))
     assert outcome.settings["batch_size"] == [10, 20]
     assert outcome.command == "lowland reproduce some:fig1"
     folder = out / "studies" / "some-fig1"
@@ -608,7 +671,7 @@ def test_several_studies_are_one_sweep(tiny, tmp_path):
 
 def test_quick_is_said(done, tiny, tmp_path):
     outcome = reproduce(tiny, tmp_path / "store", quick=True, executor="serial")
-    assert (outcome.quick, outcome.runs, outcome.realisations) == (True, 4, 2)
+    assert (outcome.quick, outcome.runs, outcome.realisations) == (True, 4, (2,))
     assert outcome.command == "lowland reproduce some:fig1 --quick"
     assert "quick version" in page([outcome])
     assert "quick version" not in page([done[1]])
@@ -669,10 +732,11 @@ def test_the_page_shows_intervals_and_what_was_left_out():
         quick=False,
         claims=(Judged("It falls.", "falls", finding),),
         settings={"learning_rate": [0.1, 0.2], "decay_epochs": [None], "layers": [["a", "b"]]},
-        realisations=4,
+        realisations=(3, 4),
         runs=8,
         left_out=("1 failed at learning_rate 0.2 (seeds 3): it diverged",),
         differences=(),
+        reason="the rates are too large",
         seconds=12.3,
     )
     text = page([outcome, outcome])
@@ -681,7 +745,44 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     assert "`learning_rate` 0.1, 0.2; `decay_epochs` none; `layers` a and b" in text
     assert "- time: 12 s of one process, for training and analysing its runs" in text
     assert "## Fig. S1 (norm): Rates" in text
-    assert text.startswith("2 figures of the paper. **Verdicts**: holds 2,")
+    assert text.startswith("2 studies of the paper's figures. **Verdicts**: holds 2,")
+    assert "- runs: 8, 3 or 4 realisations of each setting" in text
+
+
+def test_a_reason_is_given_once_and_only_for_what_does_not_hold():
+    def told(*verdicts, quick=False):
+        claims = (
+            Judged("It falls.", "falls", Finding(0.1, 0.0, 0.2, "of its mean", verdict))
+            for verdict in verdicts
+        )
+        facts = {"settings": {}, "realisations": (4,), "runs": 8, "left_out": (), "seconds": 1.0}
+        more = {"differences": (), "reason": "the rates are too large", **facts}
+        return page([Outcome("some:fig1", "Rates", quick, tuple(claims), **more)])
+
+    line = "- why claims do not hold: the rates are too large"
+    assert told("does not hold", "does not hold").count(line) == 1
+    assert line not in told("holds", "undecided")
+    assert line not in told("does not hold", quick=True)  # it was found with the full version
+
+
+def test_the_full_version_stands_before_the_quick_one(done, tiny, tmp_path):
+    out, outcome = tmp_path / "store", done[1]
+    shutil.copytree(done[0], out)
+    quick = reproduce(tiny, out, quick=True, executor="serial")
+    assert (out / quick.folder / f"{quick.file}.svg").is_file()
+    assert outcomes(out) == [outcome]
+    shutil.rmtree(out / outcome.folder)
+    assert outcomes(out) == [quick]
+
+
+def test_figures_are_in_the_order_of_their_numbers(tmp_path):
+    names = ["a:fig2", "a:figS1", "a:figS1-norm", "a:figS2", "a:figS11", "b:fig1"]
+    for name in reversed(names):
+        facts = {"settings": {}, "realisations": (4,), "runs": 8, "left_out": (), "seconds": 1.0}
+        one = Outcome(name, "", False, (), differences=(), reason="", **facts)
+        (tmp_path / one.folder).mkdir(parents=True)
+        (tmp_path / one.folder / "outcome.json").write_text(json.dumps(one.to_dict()))
+    assert [one.name for one in outcomes(tmp_path)] == names
 
 
 def test_importing_studies_is_cheap():

@@ -297,6 +297,15 @@ def test_wrong_arguments(tmp_path):
 # One network
 
 
+def test_the_device_is_that_of_the_environment(tmp_path, monkeypatch):
+    grid = Grid(data="xor", network="2-4-2", max_epochs=1, n_sharp=2)
+    monkeypatch.setenv("LOWLAND_DEVICE", "toaster")
+    with pytest.raises(InputError, match="LOWLAND_DEVICE is 'toaster', but torch cannot compute"):
+        sweep(grid, tmp_path, executor="serial")
+    monkeypatch.setenv("LOWLAND_DEVICE", "cpu")
+    assert sweep(grid, tmp_path, executor="serial").fresh == 1
+
+
 def test_train_makes_weights_curves_and_a_report(tmp_path):
     ran = run(
         *("train", "--data", "digits", "--network", "64-10-8-10", "--optimizer", "sam"),

@@ -47,32 +47,35 @@ def reproduce(
         return
     out = home(out)
     done: list[Outcome] = []
+    written: list[Path] = []
     with Results() as results:
         with progress(quiet) as say:
             from lowland.studies import find
             from lowland.studies import reproduce_all as run
 
-            if studies:
-                chosen = find(*studies)
-                named = studies[0] if len(studies) == 1 else f"{len(chosen)} studies"
-                say(f"{named}: loading torch")
-                try:
-                    for found in run(
-                        chosen,
-                        out,
-                        quick=quick,
-                        executor=executor,
-                        workers=workers,
-                        progress=lambda now: say(f"{named}: {told(now)}"),
-                    ):
-                        done.append(found)
-                        say(f"{found.name}: drawn and judged, {len(done)} of {len(chosen)}")
-                except KeyboardInterrupt:
-                    raise KeyboardInterrupt(
-                        f"{len(done)} of {len(chosen)} studies are done, and single runs are kept "
-                        f"in {out}; the same command goes on"
-                    ) from None
-            written = _write_pages(out, home(pages)) if pages is not None else []
+            chosen = find(*studies)
+            folder = _made(home(pages)) if pages is not None else None
+            named = studies[0] if len(studies) == 1 else f"{len(chosen)} studies"
+            work = run(
+                chosen,
+                out,
+                quick=quick,
+                executor=executor,
+                workers=workers,
+                progress=lambda now: say(f"{named}: {told(now)}"),
+            )
+            say(f"{named}: loading torch")
+            try:
+                for found in work:
+                    done.append(found)
+                    say(f"{found.name}: drawn and judged, {len(done)} of {len(chosen)}")
+                if folder is not None:
+                    written = _write_pages(out, folder)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{len(done)} of {len(chosen)} studies are done, and single runs are kept "
+                    f"in {out}; the same command goes on"
+                ) from None
         if as_json:
             results.json(
                 {"studies": [one.to_dict() for one in done], "pages": [str(p) for p in written]}
@@ -99,6 +102,17 @@ def _list(as_json: bool) -> None:
             results.text(lambda console: draw_studies(console, rows))
 
 
+def _made(folder: Path) -> Path:
+    """Before the work rather than after it: the folder for the pages."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"there can be no pages in {folder}: {error.strerror}; choose another folder"
+        ) from error
+    return folder
+
+
 def _write_pages(store: Path, folder: Path) -> list[Path]:
     """A page for each paper with what was reproduced in the store, and the figures beside it."""
     import shutil
@@ -109,16 +123,12 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
     found = outcomes(store)
     if not found:
         raise InputError(f"{store} holds no study that was reproduced; name one to begin with")
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for paper, title in PAPERS.items():
-        own = [one for one in found if one.name.startswith(f"{paper}:")]
-        if not own:
-            continue
+    for paper in dict.fromkeys(one.paper for one in found):
+        own = [one for one in found if one.paper == paper]
         for one in own:
-            for figure in (store / "studies" / one.file).glob(f"{one.file}.*"):
+            for figure in (store / one.folder).glob(f"{one.file}.*"):
                 shutil.copyfile(figure, folder / figure.name)
-        path = folder / f"{paper}.md"
-        write_file(path, page(own, title))
-        written.append(path)
+        written.append(folder / f"{paper}.md")
+        write_file(written[-1], page(own, PAPERS.get(paper, paper)))
     return written

@@ -1,5 +1,6 @@
 """Saved results in a terminal."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,12 +233,13 @@ def draw_outcomes(
         table.add_column()
         for judged in one.claims:
             found = judged.finding
-            effect = f"{found.effect:.3g} [{found.low:.3g}, {found.high:.3g}] {found.unit}"
+            numbers = f"{found.effect:.3g} [{found.low:.3g}, {found.high:.3g}] {found.unit}"
+            effect = numbers if math.isfinite(found.effect) else f"no number: {found.note}"
             table.add_row(found.verdict, Text(f"{judged.text}\n{effect}"))
         console.print(table)
         for why in one.left_out:
             console.print(Text(f"left out: {why}"))
-        figure = store / "studies" / one.file / f"{one.file}.svg"
+        figure = store / one.folder / f"{one.file}.svg"
         console.print(Text(f"figure: {figure}"), soft_wrap=True)
         console.print()
     for path in pages:

@@ -20,7 +20,6 @@ from lowland.studies.study import Finding, Verdict
 Test = Callable[[Runs], Finding]
 
 LEVEL = 0.95
-_RESAMPLES = 2000
 _TOO_FEW = "{} realisation(s); an interval needs two"
 
 
@@ -44,9 +43,11 @@ def rises(column: Column, key: str) -> Test:
 def _trend(column: Column, key: str, sign: int) -> Test:
     def test(runs: Runs) -> Finding:
         values, y, note = _paired(runs, column, key)
-        unit = _change(column, key, values)
+        unit = f"of its mean, {_name(column)} over {_range(key, values)}"
         if len(values) < 2:
             return _nothing(unit, f"{key} takes {len(values)} value(s); a trend needs two")
+        if len(y) < 2:
+            return _nothing(unit, _and(_TOO_FEW.format(len(y)), note))
         return _judged(_slopes(y, values) / abs(y.mean()), unit, _side(0.0, sign), note)
 
     return test
@@ -91,16 +92,27 @@ def _slopes(y: np.ndarray, values: Sequence[float]) -> np.ndarray:
 
 
 def unchanged(column: Column, key: str, within: float = 0.2) -> Test:
-    """The column is the same at both ends of the setting, up to a part ``within`` of its mean."""
+    """The column stays, at every value of the setting, within a part of its mean of the first.
+
+    The effect is the largest change. Every value is looked at, and the level of each interval is
+    Bonferroni's for all of them.
+    """
+    inside = _inside(-within, within)
 
     def test(runs: Runs) -> Finding:
         values, y, note = _paired(runs, column, key)
-        unit = _change(column, key, values)
+        unit = f"of its mean, the largest change of {_name(column)} over {_range(key, values)}"
+        note = _and(f"holds within ±{within:g}", note)
         if len(values) < 2:
             return _nothing(unit, f"{key} takes {len(values)} value(s); a change needs two")
-        change = (y[:, -1] - y[:, 0]) / abs(y.mean())
-        note = _and(f"holds within ±{within:g}", note)
-        return _judged(change, unit, _inside(-within, within), note)
+        if len(y) < 2:
+            return _nothing(unit, _and(_TOO_FEW.format(len(y)), note))
+        level = 1 - (1 - LEVEL) / (len(values) - 1)
+        changes = [_interval(seeds, level) for seeds in (y[:, 1:] - y[:, :1]).T / abs(y.mean())]
+        verdicts = {inside(low, high) for _, low, high in changes}
+        verdict = next(v for v in ("does not hold", "undecided", "holds") if v in verdicts)
+        largest = max(changes, key=lambda change: abs(change[0]))
+        return _finding(*largest, unit, lambda low, high: verdict, _and(note, f"{len(y)} seeds"))
 
     return test
 
@@ -137,32 +149,46 @@ def not_monotone(column: Column, key: str) -> Test:
 
 def larger_part(column: Column, of: Column, share: float = 0.5) -> Test:
     """The column is more than a share of another."""
-    return _share(column, of, share, 1)
+    return _share(column, of, _side(share, 1), f"holds above {share:g}")
 
 
 def smaller_part(column: Column, of: Column, share: float) -> Test:
-    """The column is less than a share of another."""
-    return _share(column, of, share, -1)
+    """The column is, in size, less than a share of another."""
+    return _share(column, of, _side(share, -1), f"holds below {share:g}", np.abs)
 
 
-def _share(column: Column, of: Column, share: float, sign: int) -> Test:
+def _share(
+    column: Column,
+    of: Column,
+    judge: "Judge",
+    note: str,
+    size: Callable[[np.ndarray], np.ndarray] = np.asarray,
+) -> Test:
     unit = f"{_name(column)} / {_name(of)}"
-    note = f"holds {'above' if sign > 0 else 'below'} {share:g}"
 
     def test(runs: Runs) -> Finding:
-        part = runs.column(column) / runs.column(of)
-        return _judged(_per_seed(runs, part), unit, _side(share, sign), note)
+        return _each_seed(runs, size(runs.column(column) / runs.column(of)), unit, judge, note)
 
     return test
 
 
 def between(column: Column, low: float, high: float) -> Test:
-    """The mean of the column lies between two numbers."""
+    """The mean of the column lies between two numbers, or on one side where one is infinite."""
 
     def test(runs: Runs) -> Finding:
-        seeds = _per_seed(runs, runs.column(column))
-        note = f"holds from {low:g} to {high:g}"
-        return _judged(seeds, f"mean of {_name(column)}", _inside(low, high), note)
+        unit, note = f"mean of {_name(column)}", f"holds {_bounds(low, high)}"
+        return _each_seed(runs, runs.column(column), unit, _inside(low, high), note)
+
+    return test
+
+
+def at_least(column: Column, bound: float) -> Test:
+    """The column is nowhere below a bound: a seed counts with the least of its runs."""
+
+    def test(runs: Runs) -> Finding:
+        unit, note = f"least {_name(column)}", f"holds from {bound:g} on"
+        judge = _inside(bound, math.inf)
+        return _each_seed(runs, runs.column(column), unit, judge, note, np.min)
 
     return test
 
@@ -173,20 +199,19 @@ def between(column: Column, low: float, high: float) -> Test:
 def correlated(x: Column, y: Column, at_least: float = 0.8) -> Test:
     """Two columns go together over runs: Pearson's correlation is above a bound.
 
-    Its interval is Student's on Fisher's scale, with the standard error from a bootstrap over runs,
-    which does not rely on normal data.
+    Its interval is Student's on Fisher's scale, with the standard error of a jackknife that leaves
+    out one realisation after the other, as the runs of one are not independent.
     """
     unit = f"correlation of {_name(x)} and {_name(y)}"
 
     def test(runs: Runs) -> Finding:
-        a, b = _together(runs.column(x), runs.column(y))
-        if len(a) < 4:
-            return _nothing(unit, f"{len(a)} run(s); a correlation needs four")
-        spread = np.std(_fisher(_pearson(*_resampled(a, b))), ddof=1)
-        reach = _student(len(a) - 2) * spread
-        r = _pearson(a, b)
-        low, high = np.tanh(_fisher(r) + np.array([-reach, reach]))
-        note = f"holds above {at_least:g}; {_ranks(a, b)}; {len(a)} runs"
+        numbers = _together(runs, x, y)
+        if lacking := _too_few(numbers):
+            return _nothing(unit, lacking)
+        z, error = _jackknife(numbers, lambda a, b: float(np.arctanh(_pearson(a, b))))
+        reach = _student(len(numbers) - 1) * error
+        note = f"holds above {at_least:g}; {_ranks(*np.hstack(numbers))}; {_counted(numbers)}"
+        r, low, high = map(math.tanh, (z, z - reach, z + reach))
         return _finding(r, low, high, unit, _side(at_least, 1), note)
 
     return test
@@ -197,15 +222,14 @@ def stronger(x1: Column, x2: Column, y: Column) -> Test:
     unit = f"correlation with {_name(y)}: that of {_name(x1)} minus that of {_name(x2)}"
 
     def test(runs: Runs) -> Finding:
-        a, b, c = _together(*(runs.column(column) for column in (x1, x2, y)))
-        if len(a) < 4:
-            return _nothing(unit, f"{len(a)} run(s); a correlation needs four")
-        first, second, last = _resampled(a, b, c)
-        spread = np.std(_pearson(first, last) - _pearson(second, last), ddof=1)
-        reach = _student(len(a) - 2) * spread
-        r1, r2 = _pearson(a, c), _pearson(b, c)
-        note = f"{r1:.2f} against {r2:.2f}; {len(a)} runs"
-        return _finding(r1 - r2, r1 - r2 - reach, r1 - r2 + reach, unit, _side(0.0, 1), note)
+        numbers = _together(runs, x1, x2, y)
+        if lacking := _too_few(numbers):
+            return _nothing(unit, lacking)
+        more, error = _jackknife(numbers, lambda a, b, c: _pearson(a, c) - _pearson(b, c))
+        reach = _student(len(numbers) - 1) * error
+        a, b, c = np.hstack(numbers)
+        note = f"{_pearson(a, c):.2f} against {_pearson(b, c):.2f}; {_counted(numbers)}"
+        return _finding(more, more - reach, more + reach, unit, _side(0.0, 1), note)
 
     return test
 
@@ -215,19 +239,14 @@ def weaker(x: Column, y: Column, here: dict[str, Any], others: Sequence[dict[str
     unit = f"correlation of {_name(x)} and {_name(y)} here minus its mean elsewhere"
 
     def test(runs: Runs) -> Finding:
-        columns = []
-        for where in (here, *others):
-            part = runs.where(**where)
-            columns.append(_together(part.column(x), part.column(y)))
-        fewest = min(len(a) for a, _ in columns)
-        if fewest < 4:
-            return _nothing(unit, f"{fewest} run(s) of a kind; a correlation needs four")
-        r = [_pearson(*both) for both in columns]
-        drawn = [_pearson(*_resampled(*both, seed=k)) for k, both in enumerate(columns)]
-        spread = np.std(drawn[0] - np.mean(drawn[1:], axis=0), ddof=1)
-        reach = _student(fewest - 2) * spread
-        effect = r[0] - np.mean(r[1:])
-        note = f"{r[0]:.2f} against " + ", ".join(f"{other:.2f}" for other in r[1:])
+        parts = [_together(runs.where(**where), x, y) for where in (here, *others)]
+        if lacking := next(filter(None, map(_too_few, parts)), ""):
+            return _nothing(unit, f"of a kind: {lacking}")
+        (r, own), *rest = (_jackknife(numbers, _pearson) for numbers in parts)
+        effect = r - sum(other for other, _ in rest) / len(rest)
+        error = math.hypot(own, *(spread / len(rest) for _, spread in rest))
+        reach = _student(min(map(len, parts)) - 1) * error
+        note = f"{r:.2f} against " + ", ".join(f"{other:.2f}" for other, _ in rest)
         return _finding(effect, effect - reach, effect + reach, unit, _side(0.0, -1), note)
 
     return test
@@ -241,7 +260,7 @@ def proportional(x: Series, y: Series, largest: int = 10, within: float = 0.2) -
         a, b = (runs.array(array)[:, :largest] for array in (x, y))
         powers = np.array([_power(*both) for both in zip(a, b, strict=True)])
         note = f"holds within 1 ± {within:g}"
-        return _judged(_per_seed(runs, powers), unit, _inside(1 - within, 1 + within), note)
+        return _each_seed(runs, powers, unit, _inside(1 - within, 1 + within), note)
 
     return test
 
@@ -298,18 +317,28 @@ def _paired(runs: Runs, column: Column, key: str) -> tuple[list[float], np.ndarr
     return kept, y[np.ix_(complete, reached)], note
 
 
-def _per_seed(runs: Runs, numbers: np.ndarray) -> np.ndarray:
-    """The mean of each seed over its runs; of seeds that have no number, none."""
-    seeds = runs.column("seed")
-    finite = np.isfinite(numbers)
-    means = [numbers[finite & (seeds == seed)] for seed in runs.seeds]
-    return np.array([mean.mean() for mean in means if mean.size])
+def _each_seed(
+    runs: Runs,
+    numbers: np.ndarray,
+    unit: str,
+    judge: "Judge",
+    note: str,
+    of: Callable[[np.ndarray], float] = np.mean,
+) -> Finding:
+    """Judge a number of each run by the mean of each seed, or what else is taken of its runs."""
+    seeds, finite = runs.column("seed"), np.isfinite(numbers)
+    own = [numbers[finite & (seeds == seed)] for seed in runs.seeds]
+    if missing := int((~finite).sum()):
+        note = _and(note, f"without {missing} run(s) that have no such number")
+    return _judged(np.array([of(n) for n in own if n.size]), unit, judge, note)
 
 
-def _together(*columns: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The numbers of those runs that have all of them."""
-    finite = np.isfinite(columns).all(axis=0)
-    return tuple(column[finite] for column in columns)
+def _together(runs: Runs, *columns: Column) -> list[np.ndarray]:
+    """For each seed, (columns, runs): those of its runs that have a number in all columns."""
+    numbers = np.array([runs.column(column) for column in columns])
+    seeds, finite = runs.column("seed"), np.isfinite(numbers).all(axis=0)
+    own = [numbers[:, finite & (seeds == seed)] for seed in runs.seeds]
+    return [part for part in own if part.size]
 
 
 # --- intervals -----------------------------------------------------------------------------------
@@ -372,22 +401,30 @@ def _nothing(unit: str, note: str) -> Finding:
 # --- correlations --------------------------------------------------------------------------------
 
 
-def _pearson(x: np.ndarray, y: np.ndarray) -> Any:
-    """Pearson's correlation along the last axis; 0 where one of them is constant."""
-    x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
-    size = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
-    return np.divide((x * y).sum(-1), size, out=np.zeros_like(size), where=size > 0)
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's correlation, within the last digits of -1 and 1; 0 where one is constant."""
+    x, y = x - x.mean(), y - y.mean()
+    size = math.sqrt((x @ x) * (y @ y))
+    return float(np.clip(x @ y / size, -1 + 1e-12, 1 - 1e-12)) if size > 0 else 0.0
 
 
-def _fisher(r: Any) -> Any:
-    return np.arctanh(np.clip(r, -1 + 1e-12, 1 - 1e-12))
+def _too_few(numbers: list[np.ndarray]) -> str:
+    """What lacks for a correlation of all runs, and of those without any one seed; or nothing."""
+    if len(numbers) < 2:
+        return _TOO_FEW.format(len(numbers))
+    fewest = sum(part.shape[1] for part in numbers) - max(part.shape[1] for part in numbers)
+    return f"{fewest} run(s) beside one seed's; a correlation needs three" if fewest < 3 else ""
 
 
-def _resampled(*columns: np.ndarray, seed: int = 0) -> list[np.ndarray]:
-    """The same resamples of each column, (resamples, runs)."""
-    n = len(columns[0])
-    drawn = np.random.default_rng(seed).integers(n, size=(_RESAMPLES, n))
-    return [column[drawn] for column in columns]
+def _jackknife(numbers: list[np.ndarray], statistic: Callable[..., float]) -> tuple[float, float]:
+    """A statistic of the runs of all seeds, and its standard error over seeds."""
+    n = len(numbers)
+    without = [statistic(*np.hstack(numbers[:i] + numbers[i + 1 :])) for i in range(n)]
+    return statistic(*np.hstack(numbers)), math.sqrt((n - 1) * np.var(without))
+
+
+def _counted(numbers: list[np.ndarray]) -> str:
+    return f"{sum(part.shape[1] for part in numbers)} runs of {len(numbers)} seeds"
 
 
 def _ranks(x: np.ndarray, y: np.ndarray) -> str:
@@ -408,9 +445,14 @@ def _name(column: Column) -> str:
     return getattr(column, "__name__", "it").strip("_").replace("_", " ")
 
 
-def _change(column: Column, key: str, values: list[float]) -> str:
-    ends = f" from {values[0]:g} to {values[-1]:g}" if values else ""
-    return f"of its mean, {_name(column)} over {key}{ends}"
+def _range(key: str, values: list[float]) -> str:
+    return f"{key} from {values[0]:g} to {values[-1]:g}" if values else key
+
+
+def _bounds(low: float, high: float) -> str:
+    if high == math.inf:
+        return f"from {low:g} on"
+    return f"up to {high:g}" if low == -math.inf else f"from {low:g} to {high:g}"
 
 
 def _and(first: str, second: str) -> str:

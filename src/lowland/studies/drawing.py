@@ -51,12 +51,13 @@ _SYMBOLS = {
     "dropout": "dropout $d$",
     "label_noise": "random labels $\\rho$",
     "per_class": "samples per class $N$",
+    "learning_rate_over_batch": "$\\alpha / B$",
 }
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
 _PANEL = 2.9, 2.4  # inches
 _DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
 _POINTS = 250
-_COLUMNS = {2: 2, 4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
+_COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 _MANY = 2000  # points above which a picture of them is smaller than their list
 
 
@@ -78,7 +79,6 @@ class Against:
     key: str
     columns: Mapping[str, Column]  # by label
     ylabel: str
-    xlabel: str | None = None
     log: str = ""
     where: dict[str, Any] = field(default_factory=dict)
     title: str = ""
@@ -86,7 +86,7 @@ class Against:
     @property
     def labels(self) -> tuple[str, str]:
         """Of the two axes."""
-        return self.xlabel or _words(self.key), self.ylabel
+        return _words(self.key), self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
         """One for each column."""
@@ -124,7 +124,7 @@ class Spectrum:
     by: str | None
     ylabel: str
     log: str = "xy"
-    first: int | None = None  # directions to draw; all by default
+    mark: int | None = None  # a rank to point at, as n_s
     where: dict[str, Any] = field(default_factory=dict)
     title: str = ""
 
@@ -140,7 +140,7 @@ class Spectrum:
         # Computed for all at once: what is drawn may be a ratio to some of them.
         rows = dict(zip((r["key"] for r in chosen.rows), chosen.array(self.array), strict=True))
         for label, part in _parts(chosen, self.by):
-            arrays = np.array([rows[row["key"]] for row in part.rows])[:, : self.first]
+            arrays = np.array([rows[row["key"]] for row in part.rows])
             ranks = _ranks(arrays.shape[1], "x" in self.log)
             found.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
         return found
@@ -158,6 +158,8 @@ class Spectrum:
         if "y" in self.log:
             low, high = ax.get_ylim()
             ax.set_ylim(bottom=max(low, high / 10**_DECADES))
+        if self.mark is not None:
+            ax.axvline(self.mark, color="0.5", linewidth=0.8, linestyle=":", zorder=0)
         _legend(ax, self.by, curves)
 
 

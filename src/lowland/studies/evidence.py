@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,6 @@ from lowland.results import ARRAYS
 from lowland.sweep.configuration import SETTINGS, Configuration
 from lowland.sweep.plan import key
 from lowland.sweep.store import Store
-
-if TYPE_CHECKING:
-    import pandas
-
 
 # A column of the table by its name, or a function that gives one number for each run.
 Column = str | Callable[["Runs"], np.ndarray]
@@ -56,12 +52,9 @@ class Runs:
     def __repr__(self) -> str:
         return f"Runs({len(self)} converged, {len(self.left_out)} left out)"
 
-    @property
-    def table(self) -> "pandas.DataFrame":
-        """A row for each run: its configuration and its results."""
-        import pandas
-
-        return pandas.DataFrame(list(self.rows))
+    def with_left_out(self) -> "Runs":
+        """All of them, for what must also be true of networks that did not converge."""
+        return Runs((*self.rows, *self.left_out), (), self.folder)
 
     @property
     def seeds(self) -> list[int]:
@@ -86,7 +79,7 @@ class Runs:
     def by(self, name: str) -> "dict[Any, Runs]":
         """The runs of each value of a column, in the order of the values."""
         self._check(name)
-        values = sorted({row[name] for row in self.rows})
+        values = sorted({row[name] for row in self.rows}, key=lambda v: (v is not None, v))
         return {value: self.where(**{name: value}) for value in values}
 
     def column(self, of: Column) -> np.ndarray:

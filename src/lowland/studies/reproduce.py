@@ -43,10 +43,11 @@ class Outcome:
     quick: bool
     claims: tuple[Judged, ...]
     settings: dict[str, list[Any]]  # the values of each that varies or is not the default
-    realisations: int
+    realisations: tuple[int, ...]  # of each setting; several numbers if they differ
     runs: int
     left_out: tuple[str, ...]  # runs from which nothing was concluded, and why
     differences: tuple[str, ...]
+    reason: str  # why claims do not hold, where it was found
     seconds: float  # of training and analysing its runs, whenever and for whichever study
     lowland: str = __version__
 
@@ -54,6 +55,16 @@ class Outcome:
     def file(self) -> str:
         """The name of its figure, without the ending."""
         return self.name.replace(":", "-")
+
+    @property
+    def paper(self) -> str:
+        """The part of the name before the colon."""
+        return self.name.partition(":")[0]
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies within its store."""
+        return _folder(self.file, self.quick)
 
     @property
     def heading(self) -> str:
@@ -86,7 +97,8 @@ class Outcome:
                 k: math.nan if v is None else v for k, v in judged["finding"].items()
             }
             claims.append(Judged(**{**judged, "finding": Finding(**numbers)}))
-        lists = {name: tuple(saved[name]) for name in ("left_out", "differences")}
+        names = ("realisations", "left_out", "differences")
+        lists = {name: tuple(saved[name]) for name in names}
         return cls(**{**saved, **lists, "claims": tuple(claims)})
 
 
@@ -101,7 +113,7 @@ def reproduce(
 ) -> Outcome:
     """Do what is missing of a study's runs in the store ``out``, draw its figure, judge its claims.
 
-    The outcome and the figure are kept in ``out/studies/NAME``.
+    The outcome and the figure are kept in ``out/studies/NAME``, or ``NAME-quick``.
     """
     (outcome,) = reproduce_all(
         [study], out, quick=quick, executor=executor, workers=workers, progress=progress
@@ -122,24 +134,27 @@ def reproduce_all(
 
     When it is done, they are drawn and judged one after the other.
     """
+    out = Path(out)
     for study in studies:
-        check_writable(_folder(study, out), _files(study))
+        check_writable(out / _folder(study.file, quick), _files(study))
     grids = [study.quick if quick else study.grid for study in studies]
     every = [one for grid in grids for one in grid]
-    run(every, out, executor=executor, workers=workers, progress=progress)
+    if every:
+        run(every, out, executor=executor, workers=workers, progress=progress)
     for study, grid in zip(studies, grids, strict=True):
         yield _concluded(study, grid, out, quick)
 
 
-def _folder(study: Study, out: str | Path) -> Path:
-    return Path(out) / "studies" / study.file
+def _folder(file: str, quick: bool) -> Path:
+    """Within the store: the quick version of a study does not replace the full one."""
+    return Path("studies", f"{file}-quick" if quick else file)
 
 
 def _files(study: Study) -> tuple[str, ...]:
     return OUTCOME, *(f"{study.file}.{kind}" for kind in KINDS)
 
 
-def _concluded(study: Study, grid: Grid, out: str | Path, quick: bool) -> Outcome:
+def _concluded(study: Study, grid: Grid, out: Path, quick: bool) -> Outcome:
     """Draw and judge a study whose runs are in the store."""
     runs = Runs.of(out, grid)
     outcome = Outcome(
@@ -148,13 +163,14 @@ def _concluded(study: Study, grid: Grid, out: str | Path, quick: bool) -> Outcom
         quick=quick,
         claims=tuple(Judged(c.text, c.paper, c.test(runs)) for c in study.claims),
         settings=_settings(grid),
-        realisations=len({one.seed for one in grid}),
+        realisations=_realisations(grid),
         runs=len(grid),
         left_out=_left_out(runs),
         differences=study.differences,
+        reason=study.reason,
         seconds=sum(row["seconds"] for row in (*runs.rows, *runs.left_out)),
     )
-    with replaced_directory(_folder(study, out), _files(study)) as beside:
+    with replaced_directory(out / outcome.folder, _files(study)) as beside:
         draw(study, runs, beside)
         text = json.dumps(outcome.to_dict(), indent=1, allow_nan=False)
         (beside / OUTCOME).write_text(text + "\n", encoding="utf-8")
@@ -162,8 +178,16 @@ def _concluded(study: Study, grid: Grid, out: str | Path, quick: bool) -> Outcom
 
 
 def outcomes(out: str | Path) -> list[Outcome]:
-    """What was reproduced in a store, by name."""
-    return [_read(path) for path in sorted(Path(out).glob(f"studies/*/{OUTCOME}"))]
+    """What was reproduced in a store, by name: in full, or quick if that is all there is."""
+    found = [_read(path) for path in Path(out).glob(f"studies/*/{OUTCOME}")]
+    found.sort(key=lambda one: not one.quick)  # so that the full ones take the others' places
+    best = {one.name: one for one in found}
+    return sorted(best.values(), key=lambda one: _numbered(one.name))
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """As a person sorts: figS2 before figS11."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _read(path: Path) -> Outcome:
@@ -191,18 +215,21 @@ def _settings(grid: Iterable[Configuration]) -> dict[str, list[Any]]:
     return found
 
 
+def _realisations(grid: Iterable[Configuration]) -> tuple[int, ...]:
+    """How many runs differ in their seeds only; several numbers if that depends on the settings."""
+    settings = (
+        {k: v for k, v in one.to_dict().items() if k not in ("seed", "data_seed")} for one in grid
+    )
+    return tuple(sorted(set(Counter(map(repr, settings)).values())))
+
+
 def _in_order(values: list[Any]) -> list[Any]:
     return sorted(values) if all(isinstance(v, int | float) for v in values) else values
 
 
 def _left_out(runs: Runs) -> tuple[str, ...]:
     """The runs that nothing is concluded from, those of the same settings in one line."""
-    everything = [*runs.rows, *runs.left_out]
-    varied = [
-        name
-        for name in SETTINGS
-        if name not in ("seed", "data_seed") and len({row[name] for row in everything}) > 1
-    ]
+    varied = runs.with_left_out().varied
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in runs.left_out:
         fate = "failed" if row["status"] == "failed" else "did not converge"
@@ -236,7 +263,7 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
         total.update(outcome.count())
     head = [
         f"# {title}" if title else "",
-        f"{len(outcomes)} {'figure' if len(outcomes) == 1 else 'figures'} of the paper. "
+        f"{len(outcomes)} {'study' if len(outcomes) == 1 else 'studies'} of the paper's figures. "
         + _counted(total),
     ]
     return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
@@ -282,16 +309,23 @@ def _facts(outcome: Outcome) -> str:
             for name, values in outcome.settings.items()
             if name != "seed"
         ),
-        "runs": f"{outcome.runs}, of {outcome.realisations} realisations",
+        "runs": f"{outcome.runs}, {_either(outcome.realisations)} realisations of each setting",
         "time": f"{outcome.seconds:.0f} s of one process, for training and analysing its runs, "
         "which studies share",
         "command": f"`{outcome.command}`",
         "files": ", ".join(f"[{k.upper()}]({outcome.file}.{k})" for k in ("svg", "pdf", "csv")),
     }
     lines = [f"- {name}: {text}" for name, text in facts.items()]
+    if outcome.reason and outcome.count()["does not hold"] and not outcome.quick:
+        lines.insert(0, f"- why claims do not hold: {outcome.reason}")
     lines += (f"- differs from the paper: {text}" for text in outcome.differences)
     lines += (f"- left out: {text}" for text in outcome.left_out)
     return "\n".join(lines)
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _value(value: Any) -> str:

@@ -45,6 +45,7 @@ class Study:
     panels: "tuple[Panel, ...]"
     claims: tuple[Claim, ...]
     differences: tuple[str, ...] = ()  # from the paper's settings, in words
+    reason: str = ""  # why claims do not hold in full, where it was found
 
     @property
     def paper(self) -> str:

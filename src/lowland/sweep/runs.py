@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import math
+import os
 import random
 import tempfile
 import time
@@ -89,12 +90,26 @@ def subject(run: Configuration) -> Subject:
             f"batch_size is {run.batch_size}, but there are {len(train[0])} training samples; use "
             "a smaller batch or more data"
         )
-    model = _network(run, train)
+    device = _device()
+    model = _network(run, train).to(device)
     _check_layers(run, model)
+    train, test = ((X.to(device), y.to(device)) for X, y in (train, test))
     settings = TrainingSettings(**{f.name: getattr(run, f.name) for f in fields(TrainingSettings)})
     loss = loss_named(run.loss, "loss")
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Subject(model, initial, train, test, words, loss, settings)
+
+
+def _device() -> torch.device:
+    """Where this process computes: the environment variable LOWLAND_DEVICE, or the CPU."""
+    name = os.environ.get("LOWLAND_DEVICE", "cpu")
+    try:
+        return torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without it
+        why = str(error).partition("\n")[0]
+        raise InputError(
+            f"LOWLAND_DEVICE is {name!r}, but torch cannot compute there: {why}"
+        ) from error
 
 
 def _check_layers(run: Configuration, model: nn.Module) -> None:

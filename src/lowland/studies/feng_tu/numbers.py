@@ -59,6 +59,12 @@ HIDDEN = Layer()
 LAYERS = (Layer("", "hidden layer 1"), Layer("5", "hidden layer 2"), Layer("7", "hidden layer 3"))
 
 
+def flattest_sharpness(runs: Runs) -> np.ndarray:
+    """The mean sigma_g of the flattest half of all directions."""
+    sigma_g = runs.array("duality/sigma_g")
+    return sigma_g[:, sigma_g.shape[1] // 2 :].mean(axis=1)
+
+
 def trace(runs: Runs) -> np.ndarray:
     """T_h, of the layer's Hessian."""
     return runs.array("duality/eigenvalue").sum(axis=1)
@@ -111,9 +117,14 @@ def steepest_drop(runs: Runs) -> np.ndarray:
     return (sigma_g[:, :-1] / sigma_g[:, 1:]).max(axis=1)
 
 
+def sharp_share(runs: Runs) -> np.ndarray:
+    """The part of the gap in the sharp directions, by Eq. 11."""
+    return runs.column("sharp") / runs.column("eq11")
+
+
 def mean_term(runs: Runs) -> np.ndarray:
     """What Eq. 11 leaves out of Eq. 9."""
-    return np.abs(runs.column("paired_gap") - runs.column("eq11"))
+    return runs.column("paired_gap") - runs.column("eq11")
 
 
 def eq11_over_gap(runs: Runs) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Panels and claims that figures have in common."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,8 @@ from lowland.studies.claims import (
     unchanged,
 )
 from lowland.studies.drawing import Against, Panel, Spectrum
-from lowland.studies.evidence import Column, Runs
-from lowland.studies.feng_tu.grids import FULL, LETTERS, only
+from lowland.studies.evidence import Column
+from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
 from lowland.studies.feng_tu.numbers import (
     HIDDEN,
     LAYERS,
@@ -26,7 +26,7 @@ from lowland.studies.feng_tu.numbers import (
     flat_size_over_sharp_size,
     steepest_drop,
 )
-from lowland.studies.study import Claim, Finding
+from lowland.studies.study import Claim
 
 _TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
 _MOST = {"falls": falls_most, "rises": rises_most}
@@ -38,27 +38,6 @@ Row = tuple[str, str, Test]  # a sentence, where the paper has it, what decides
 def claims_on(where: dict[str, Any], *rows: Row) -> tuple[Claim, ...]:
     """Claims about these runs."""
     return tuple(Claim(text, f"Fig. {paper}", on(where, test)) for text, paper, test in rows)
-
-
-def because(why: str, test: Test) -> Test:
-    """The test, with the reason that was found where it goes against the paper."""
-
-    def explained(runs: Runs) -> Finding:
-        found = test(runs)
-        return found if found.verdict == "holds" else replace(found, note=f"{found.note}; {why}")
-
-    return explained
-
-
-GROWS_AGAIN = (
-    "when the penalty ends, after 200 epochs, the loss is still 0.1 to 0.5; the network fits its "
-    "data without it then, and its norm grows again, the more the larger beta was; with the "
-    "penalty of the authors' demo the gap falls, see the study with -norm in its name"
-)
-SPARSER = (
-    "|w| hardly changes, but with alpha / B fewer hidden units are active for an image, so that "
-    "|dx| / |x| grows, and sigma_w with it in the flat directions"
-)
 
 
 def c_panel(key: str, where: dict[str, Any]) -> Panel:
@@ -76,7 +55,7 @@ def three_panels(key: str, where: dict[str, Any], at: Layer = HIDDEN) -> tuple[P
     log = "" if key in ("decay", "init_scale", "dropout", "label_noise") else "x"
     both: dict[str, Any] = {"where": where, "title": at.title}
     return (
-        Spectrum(at.array("sigma_g"), key, "$\\sigma_{g,n}$", **both),
+        Spectrum(at.array("sigma_g"), key, "$\\sigma_{g,n}$", mark=N_SHARP, **both),
         Spectrum(at.accumulated, key, "$S_{w,n}$", log="x", **both),
         Against(key, columns, "generalisation gap", log=log, **both),
     )
@@ -128,30 +107,25 @@ _SIZE = "The size of the solution, sigma_w,"
 def by_sharpness(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
     """As the paper says of alpha and B: they act on the sharp directions, by their sharpness."""
     about, (spectrum, size, parts) = _About(key, trend, at), figures
-    text, paper, same_size = about.stays(_SIZE, size, at.size)
     return claims_on(
         only(key),
         *about.mostly("sharp", "flat", parts),
         about.moves("sigma_g", spectrum, at.sharpness, _SHARP),
         about.stays("sigma_g", spectrum, at.flat_sharpness, _FLAT),
-        (text, paper, because(SPARSER, same_size)),
+        about.stays(_SIZE, size, at.size),
     )
 
 
-def by_size(
-    key: str, trend: str, figures: list[str], at: Layer = HIDDEN, why: str = ""
-) -> tuple[Claim, ...]:
+def by_size(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
     """As the paper says of beta and s: they act on the flat directions, by the size."""
     about, (spectrum, size, parts) = _About(key, trend, at), figures
-    rows = (
+    return claims_on(
+        only(key),
         *about.mostly("flat", "sharp", parts),
         about.stays("sigma_g", spectrum, at.sharpness, _SHARP),
         about.stays("sigma_g", spectrum, at.flat_sharpness, _FLAT),
         about.moves(_SIZE, size, at.size),
     )
-    if why:
-        rows = tuple((text, paper, because(why, test)) for text, paper, test in rows)
-    return claims_on(only(key), *rows)
 
 
 def with_random_labels(
