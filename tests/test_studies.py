@@ -546,6 +546,20 @@ def test_every_panel_can_be_empty_or_of_one_run(store, tmp_path):
     assert len([row for row in rows if row["panel"] == "E"]) == 1  # a logarithm shows no more
 
 
+def test_points_are_told_apart_by_kind(store, tmp_path):
+    grid = [fill(store, {"seed": i}, gap=float(i)) for i in range(4)]
+
+    def parity(row):
+        return "odd" if row["seed"] % 2 else "even"
+
+    panel = Scatter("gap", "gap", "gap", "gap", by=parity)
+    rows = drawn(draw(study_of(panel), Runs.of(store.directory, grid), tmp_path)[3])
+    assert [(row["curve"], float(row["x"])) for row in rows] == [
+        *(("even", 0.0), ("even", 2.0)),
+        *(("odd", 1.0), ("odd", 3.0)),
+    ]
+
+
 def test_a_panel_of_what_is_not_defined(store, tmp_path):
     grid = [
         fill(store, {"seed": seed}, gap=-1.0, arrays={"duality/c": np.full(3, value)})

@@ -7,8 +7,8 @@ import csv
 import io
 import math
 import string
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,14 @@ _SYMBOLS = {
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
 _PANEL = 2.9, 2.4  # inches
 _DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
+_ROUNDING = 1e-16  # of the largest number on a logarithmic axis: what lies below is not drawn
 _POINTS = 250
 _COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 _MANY = 2000  # points above which a picture of them is smaller than their list
+
+
+# A setting, or a function that tells what kind of run a row of the table is; None for all alike.
+By = str | Callable[[dict[str, Any]], str] | None
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ class Scatter:
     y: Column
     xlabel: str
     ylabel: str
-    by: str | None = None
+    by: By = None
     log: str = ""
     line: bool = True
     where: dict[str, Any] = field(default_factory=dict)
@@ -216,7 +221,8 @@ class Scatter:
         """With the straight line that fits them best as they are seen."""
         many = sum(len(curve.x) for curve in curves) > _MANY
         small = any((curve.runs > 1).any() for curve in curves)
-        for curve, colour in zip(curves, _shades(len(curves)), strict=True):
+        colours = _colours if callable(self.by) else _shades  # of kinds, or of ordered values
+        for curve, colour in zip(curves, colours(len(curves)), strict=True):
             ax.scatter(
                 *(curve.x, curve.y),
                 s=5 if small else 16,
@@ -226,6 +232,9 @@ class Scatter:
                 rasterized=many,
                 label=curve.label,
             )
+        for axis in self.log:
+            low, high = getattr(ax, f"get_{axis}lim")()
+            getattr(ax, f"set_{axis}lim")(max(low, high * _ROUNDING), high)
         if self.line:
             self._fit(ax, curves)
         _legend(ax, self.by, curves)
@@ -346,12 +355,16 @@ def _either(runs: Runs, name: Column) -> np.ndarray:
     return runs.array(name) if is_array else runs.column(name)
 
 
-def _parts(runs: Runs, by: str | None) -> Iterator[tuple[str, Runs]]:
-    """The runs of each value of a setting with its label; without a setting, all."""
+def _parts(runs: Runs, by: By) -> Iterator[tuple[str, Runs]]:
+    """The runs of each value of a setting or of each kind, with its label; without one, all."""
     if not runs.rows:
         return
     if by is None:
         yield "", runs
+    elif callable(by):
+        for kind in dict.fromkeys(map(by, runs.rows)):
+            rows = tuple(row for row in runs.rows if by(row) == kind)
+            yield kind, replace(runs, rows=rows)
     else:
         for value, part in runs.by(by).items():
             yield f"{value:g}" if isinstance(value, int | float) else str(value), part
@@ -386,9 +399,10 @@ def _shades(n: int) -> list[Any]:
     return list(colormaps["viridis"](np.linspace(0, 0.88, n)))
 
 
-def _legend(ax: "Axes", by: str | None, curves: list[Curve]) -> None:
+def _legend(ax: "Axes", by: By, curves: list[Curve]) -> None:
     if by is not None:
-        ax.legend(title=_words(by), alignment="left", ncols=1 + (len(curves) > 6))
+        title = by.__name__ if callable(by) else by
+        ax.legend(title=_words(title), alignment="left", ncols=1 + (len(curves) > 6))
 
 
 def _ticks_at(ax: "Axes", values: np.ndarray) -> None:

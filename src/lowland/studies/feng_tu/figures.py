@@ -34,6 +34,7 @@ from lowland.studies.feng_tu.grids import (
     QUICK,
     Version,
     only,
+    varied,
 )
 from lowland.studies.feng_tu.numbers import (
     HIDDEN,
@@ -132,11 +133,12 @@ _FIG2 = _study(
     panels=(
         Scatter(
             *(squared_sigma_g, "duality/eigenvalue", "$\\sigma_{g,n}^2$", "$H_n$"),
+            by=varied,
             log="xy",
             line=False,
         ),
-        Scatter("total_w_data", "layer_norm", "$T_w$", "$\\|w\\|_2$"),
-        Scatter("total_g", trace, "$T_g$", "$T_h$", title="inset of A"),
+        Scatter("total_w_data", "layer_norm", "$T_w$", "$\\|w\\|_2$", by=varied),
+        Scatter("total_g", trace, "$T_g$", "$T_h$", by=varied, title="inset of A"),
     ),
     claims=(
         *claims_on(
@@ -330,8 +332,8 @@ _S3 = _study(
     "Eq. 11, the gap, and the test error",
     _tuned,
     panels=(
-        Scatter("eq11", "gap", "$\\Delta L$ (Eq. 11)", "$L_{te} - L_{tr}$"),
-        Scatter("eq11", "test_error", "$\\Delta L$ (Eq. 11)", "test error"),
+        Scatter("eq11", "gap", "$\\Delta L$ (Eq. 11)", "$L_{te} - L_{tr}$", by=varied),
+        Scatter("eq11", "test_error", "$\\Delta L$ (Eq. 11)", "test error", by=varied),
     ),
     claims=claims_on(
         {},

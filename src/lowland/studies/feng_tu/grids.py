@@ -122,6 +122,13 @@ FITTED = {"stop_loss": [5e-4, 0.01]}
 DROPPED = {"stop_loss": [5e-3, 0.02]}
 
 
+def varied(row: dict[str, Any]) -> str:
+    """Which setting of a run is not the plain one, by its letter in the paper."""
+    if row["test_per_class"] == OTHER_N["test_per_class"]:
+        return LETTERS["per_class"]
+    return next((LETTERS[name] for name, plain in PLAIN.items() if row[name] != plain), "none")
+
+
 def only(*keys: str, **further: Any) -> dict[str, Any]:
     """The runs that differ from the plain one in no other settings than these."""
     return {name: value for name, value in PLAIN.items() if name not in keys} | further
