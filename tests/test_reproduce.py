@@ -3,6 +3,10 @@
 import json
 
 from commandline import entries, run
+from lowland.studies import Claim, Study, reproduce
+from lowland.studies.claims import between
+from lowland.studies.drawing import Against
+from lowland.sweep import Grid
 
 
 def test_without_a_name_the_studies_are_listed(tmp_path):
@@ -19,7 +23,9 @@ def test_without_a_name_the_studies_are_listed(tmp_path):
 
 
 def test_mistakes_are_told_in_a_line(tmp_path):
+    (tmp_path / "file").touch()
     for args, words in (
+        (("feng-tu:figS1", "--pages", "file"), "there can be no pages in file"),  # at once
         (("feng-tu:fig33",), "did you mean 'feng-tu:fig3'?"),
         (("--pages", "docs"), "holds no study that was reproduced"),
     ):
@@ -27,3 +33,29 @@ def test_mistakes_are_told_in_a_line(tmp_path):
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
         assert len(ran.err.splitlines()) == 1
+
+
+def test_pages_tell_of_studies_of_ones_own(tmp_path):
+    grid = Grid(
+        data="xor",
+        network="2-4-2",
+        max_epochs=2,
+        stop_loss=9.0,
+        n_sharp=2,
+        learning_rate=[0.1, 0.2],
+        seed=range(2),
+    )
+    study = Study(
+        name="mine:rates",
+        title="Rates",
+        grid=grid,
+        quick=grid,
+        panels=(Against("learning_rate", {"gap": "gap"}, "gap"),),
+        claims=(Claim("The loss is small.", "a guess", between("train_loss", 0, 1)),),
+    )
+    reproduce(study, tmp_path / "store", executor="serial")
+    ran = run("reproduce", "--out", "store", "--pages", "docs", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert "page: docs/mine.md" in ran.out
+    assert "# mine" in (tmp_path / "docs" / "mine.md").read_text()
+    assert (tmp_path / "docs" / "mine-rates.png").is_file()
