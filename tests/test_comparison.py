@@ -6,6 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import lowland as ll
 from browser import chromium
@@ -19,9 +20,9 @@ from test_duality import make_problem
 PARTS = ("sharpness", "size", "correlation", "means")
 
 
-def trained(steps: int) -> Problem:
+def trained(steps: int, **options: object) -> Problem:
     """The test problem's network after more steps, on the same data."""
-    problem = make_problem()
+    problem = make_problem(**options)
     batch = problem.train.take(slice(None))
     optimizer = torch.optim.SGD(problem.model.parameters(), 0.2)
     for _ in range(steps):
@@ -79,8 +80,9 @@ def changed(analysis: Analysis, **factors: float) -> Analysis:
     arrays = dict(analysis.arrays)
     size = factors.get("size", 1.0)
     arrays["pairs/dl"] = arrays["pairs/dl"] * factors.get("loss", 1.0)
-    arrays["pairs/size"] = arrays["pairs/size"] * size**2
-    arrays["pairs/components"] = arrays["pairs/components"] * np.float32(size)
+    for gauge in ("pairs", "balanced"):
+        arrays[f"{gauge}/size"] = arrays[f"{gauge}/size"] * size**2
+        arrays[f"{gauge}/components"] = arrays[f"{gauge}/components"] * np.float32(size)
     return Analysis(analysis.results, arrays, analysis.weights)
 
 
@@ -99,6 +101,77 @@ def test_known_causes_are_named(analyses):
     sharper, size = (larger["parts"][p]["value"] for p in ("sharpness", "size"))
     assert size > 0.1 * gap
     assert sharper == pytest.approx(-size, rel=1e-5)
+
+
+def rescaled(problem: Problem, factor: float) -> Problem:
+    """The same function: one layer multiplied, the next one divided (Dinh et al. 2017)."""
+    with torch.no_grad():
+        problem.model[2].weight.mul_(factor)
+        problem.model[2].bias.mul_(factor)
+        problem.model[4].weight.div_(factor)
+    return problem
+
+
+def test_a_rescaling_that_leaves_the_function_moves_no_share():
+    """The verdict once went from sharper to larger by multiplying a layer."""
+    first = ll.analyze(trained(0, activation=nn.ReLU), "2")
+    plain, scaled = (
+        compare(first, ll.analyze(rescaled(trained(400, activation=nn.ReLU), factor), "2")).results
+        for factor in (1.0, 1e3)
+    )
+    assert plain["gauge"] == "balanced"
+    for part in PARTS:
+        assert scaled["parts"][part]["value"] == pytest.approx(
+            plain["parts"][part]["value"], rel=1e-4, abs=1e-6
+        )
+
+
+def test_what_cannot_be_balanced_is_compared_as_it_is_and_that_is_said(analyses):
+    bare = [Analysis({**a.results, "balanced": None}, a.arrays, a.weights) for a in analyses]
+    found = compare(*bare)
+    assert found.results["gauge"] == "given"
+    assert "rescaling hidden units would move shares" in found.answer
+
+
+def test_a_side_with_fewer_directions_takes_nothing_from_rounding(analyses):
+    """Of one side some directions are kept, of the other all: the rest is compared as one."""
+    first, second = analyses
+    few = dict(second.arrays)
+    few["balanced/components"] = few["balanced/components"][:, :12]
+    less = Analysis(second.results, few, second.weights)
+    parts = []
+    for seed in range(4):  # the last digit of what was stored in single precision
+        rng, shaken = np.random.default_rng(seed), dict(first.arrays)
+        wobble = 1 + 6e-8 * rng.choice([-1, 1], first.arrays["balanced/components"].shape)
+        shaken["balanced/components"] = shaken["balanced/components"] * wobble
+        found = compare(Analysis(first.results, shaken, first.weights), less).results
+        values = [found["parts"][part]["value"] for part in PARTS]
+        assert sum(values) == pytest.approx(found["change"]["value"], rel=1e-6)
+        parts.append(values)
+    np.testing.assert_allclose(parts, parts[:1] * 4, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("key", ["basis", "gauge", "pairing"])
+def test_analyses_in_other_terms_are_refused(analyses, key):
+    other = {**analyses[1].results["balanced"], key: "another"}
+    results = {**analyses[1].results, "balanced": other}
+    with pytest.raises(InputError, match=f"differ in their {key}"):
+        compare(analyses[0], Analysis(results, analyses[1].arrays, b""))
+
+
+def test_one_sample_or_the_loss_being_another_is_seen(analyses):
+    problem = trained(400)
+    data = {s: problem.data(s).take(slice(None)) for s in ("train", "test")}
+    X, y = data["train"].inputs.clone(), data["train"].targets
+    test = data["test"].inputs, data["test"].targets
+    same = ll.analyze(Problem(problem.model, train=(X, y), test=test), "2")
+    compare(analyses[0], same)
+    X[7] += 0.1
+    with pytest.raises(InputError, match="different data"):
+        compare(analyses[0], ll.analyze(Problem(problem.model, train=(X, y), test=test), "2"))
+    other = Problem(problem.model, "normalized_cross_entropy", (data["train"].inputs, y), test)
+    with pytest.raises(InputError, match="different losses"):
+        compare(analyses[0], ll.analyze(other, "2"))
 
 
 def test_the_answer_names_the_larger_determinant(analyses):

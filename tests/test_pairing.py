@@ -84,3 +84,28 @@ def test_inputs_of_any_shape_are_compared_as_vectors():
     X, y = torch.randn(9, 2, 4), torch.arange(9) % 3
     problem = Problem(model, train=(X, y), test=(X + 1e-4, y))
     assert torch.equal(ll.pair(problem).train, torch.arange(9))
+
+
+def test_data_far_from_the_origin_is_paired_as_near_it():
+    """Squared distances once cancelled: at 1e7 four of five partners were wrong."""
+    g = torch.Generator().manual_seed(0)
+    X, Z = (torch.rand(n, 5, generator=g, dtype=torch.float64) for n in (80, 40))
+    y, z = torch.arange(80) % 2, torch.arange(40) % 2
+    model = nn.Linear(5, 2).double()
+    near, far = (
+        ll.pair(Problem(model, train=(X + offset, y), test=(Z + offset, z))).train
+        for offset in (0.0, 1e7)
+    )
+    assert torch.equal(near, far)
+
+
+def test_labels_are_known_by_the_targets_whatever_the_loss():
+    def smoothed(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1, reduction="none")
+
+    g = torch.Generator().manual_seed(0)
+    X, y = torch.randn(60, 4, generator=g), torch.arange(60) % 3
+    problem = Problem(nn.Linear(4, 3), smoothed, (X[:40], y[:40]), (X[40:], y[40:]))
+    found = ll.pair(problem)
+    assert "of the same label" in found.rule
+    assert torch.equal(y[:40][found.train], y[40:][found.test])

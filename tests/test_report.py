@@ -20,7 +20,7 @@ from lowland.report.numbers import date, duration, number
 ATTACK = "</script><img src=x onerror=\"window.__pwned='layer'\">"
 FIGURES = [
     *("split", "cumulative", "spectrum", "size", "curvature", "width", "correlation", "means"),
-    *("expansion", "layers", "norms", "training"),
+    *("expansion", "leading-order", "layers", "norms", "training"),
 ]
 
 
@@ -42,6 +42,8 @@ def make_arrays(n: int = 900, n_sharp: int = 10, seed: int = 0) -> dict[str, np.
         "contribution": c * sigma_g * sigma_w,
         "eigenvalue": 0.004 * sigma_g**2 * rng.lognormal(0, 0.5, n),
         "flatness": 0.1 / sigma_g,
+        "flatness_e": 0.12 / sigma_g,
+        "gradient_square": 0.5 * sigma_g**2,
         "finite": 1.1 * c * sigma_g * sigma_w,
         "alone": 0.5 * c * sigma_g * sigma_w,
         "linear": 0.2 * c * sigma_g * sigma_w,

@@ -245,3 +245,32 @@ def test_what_cannot_be_rescaled_is_said():
         ll.rescale(Problem(softmax, "mse", (X, torch.randn(9, 3).double())), "outputs")
     with pytest.raises(InputError, match="factor above 1"):
         ll.rescale(problem, "split", 0.5)
+
+
+def test_what_only_looks_homogeneous_is_not_balanced():
+    """Near 0 tanh is linear to single precision, and the balanced network was another one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-3)
+        model[0].bias.zero_()
+        model[2].weight.mul_(1e3)
+    X = torch.randn(40, 4)
+    problem = Problem(model, train=(X, torch.arange(40) % 3))
+    with pytest.raises(InputError, match="cannot be balanced"):
+        balanced(problem)
+
+
+def test_clipped_units_are_not_balanced():
+    """ReLU6 is homogeneous for the samples that it does not clip."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU6(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[2].weight.mul_(100)
+    X = torch.randn(600, 4, dtype=torch.float64)
+    X[:300] *= 1e-3  # none of them is clipped, whatever is tried
+    X[300:] *= 3
+    problem = Problem(model, train=(X, torch.arange(600) % 3))
+    with pytest.raises(InputError, match="cannot be balanced"):
+        balanced(problem)

@@ -52,7 +52,7 @@ def test_shifts_are_w_dx_times_the_pseudo_inverse(name, layer):
         params = {at.weight_name: at.weight + expected.view_as(at.weight)}
         with problem.measuring(), torch.no_grad():
             loss = problem.loss(
-                problem.outputs(train.inputs[i][None], params), train.targets[i][None]
+                problem.outputs(train.inputs[i][None], params), test.targets[j][None]
             )
         assert float(shifts.dual_loss[k]) == pytest.approx(float(loss), rel=1e-6)
 

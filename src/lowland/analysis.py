@@ -4,13 +4,13 @@ import hashlib
 import shlex
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -25,7 +25,7 @@ from lowland.dual.decomposition import TRUSTED, Gauge
 from lowland.errors import InputError
 from lowland.measures import Measurements, measure
 from lowland.problem import Problem
-from lowland.results import FILES, Analysis
+from lowland.results import BALANCED, FILES, Analysis
 
 OUTCOME = ("train_loss", "test_loss", "train_error", "test_error", "gap")  # always measured
 
@@ -91,7 +91,7 @@ def analyze(
     measured = measure(problem, names, progress=progress)
     notes: list[str] = []
     options = {"gauge": gauge, "basis": basis, "n_sharp": n_sharp, "progress": progress}
-    found, every = _decomposed(
+    found, balanced, every = _decomposed(
         problem, chosen, layer_name is not None, widths, brief, options, notes
     )
     chosen = found.layer if found else chosen
@@ -102,6 +102,9 @@ def analyze(
     if found is not None:
         arrays = {f"duality/{k}": v for k, v in found.arrays().items()}
         arrays |= {f"pairs/{k}": v for k, v in found.per_pair.items()}
+    if balanced is not None:
+        arrays |= {f"balanced/{k}": getattr(balanced, k) for k in BALANCED}
+        arrays |= {f"balanced/{k}": balanced.per_pair[k] for k in ("size", "components")}
     arrays |= {f"training/{name}": np.asarray(curve) for name, curve in (curves or {}).items()}
     results = {
         "format": 2,
@@ -112,6 +115,7 @@ def analyze(
         "outcome": _outcome(measured),
         "training": training,
         "duality": found.to_dict() if found else None,
+        "balanced": balanced.to_dict() if balanced else None,
         "layers": every.rows() if every else [],
         "measures": list(measured.to_dict().values()),
         "checks": _checks(found) if found else [],
@@ -134,11 +138,14 @@ def _decomposed(
     brief: bool,
     options: dict[str, Any],
     notes: list[str],
-) -> tuple[Decomposition | None, Decompositions | None]:
-    """The chosen layer in full, and all layers in short; notes say what could not be done."""
+) -> tuple[Decomposition | None, Decomposition | None, Decompositions | None]:
+    """The chosen layer in full, the same balanced, and all layers in short.
+
+    Notes say what could not be done.
+    """
     if chosen is None:
         notes.append("No dense layer to decompose the gap over.")
-        return None, None
+        return None, None, None
     options["progress"]("pairs of test and training samples")
     try:
         pairs = _paired(problem, chosen, notes)
@@ -158,7 +165,7 @@ def _decomposed(
         if asked_for:
             raise
         notes.append(f"The gap was not decomposed: {error}.")
-        return None, None
+        return None, None, None
     if found.excluded:
         notes.append(
             f"{found.excluded} test sample(s) have no dual shift in layer {chosen!r} (its inputs "
@@ -169,14 +176,22 @@ def _decomposed(
             f"{pairs.unpaired} test sample(s) have a label that no training sample has, and so no "
             "partner."
         )
+    if widths and found.flatness is not None and np.isnan(found.flatness).all():
+        notes.append("The training loss is 0, so that no width F_n belongs to a factor of it.")
+    if abs(found.target_gap) > TRUSTED * abs(found.paired_gap):
+        notes.append(
+            "The partners have different targets, which alone change the loss by "
+            f"{found.target_gap:.3g} of the paired gap {found.paired_gap:.3g}."
+        )
     if brief:
-        return found, None
+        return found, None, None
+    balanced = _balanced(problem, found, pairs, options)
     if every is None:
         notes.append(
             f"The model has more than {_LAYERS:,} weights, so its other layers were not "
             "decomposed; lowland.duality(problem) does that."
         )
-        return found, None
+        return found, balanced, None
     useless = [name for name, one in every.items() if not one.trusted]
     if useless:
         notes.append(
@@ -184,7 +199,21 @@ def _decomposed(
             f"are missed by more than {TRUSTED:.0%})."
         )
     notes.extend(f"Layer {name!r} was skipped: {why}." for name, why in every.skipped.items())
-    return found, every
+    return found, balanced, every
+
+
+def _balanced(
+    problem: Problem, found: Decomposition, pairs: Pairs, options: dict[str, Any]
+) -> Decomposition | None:
+    """What solutions are compared by: the split that no rescaling of hidden units can move."""
+    if found.gauge == "balanced" or not found.complete:
+        return found if found.gauge == "balanced" else None
+    options["progress"]("the same with balanced units")
+    how: dict[str, Any] = {"gauge": "balanced", "basis": options["basis"], "n_sharp": found.n_sharp}
+    try:
+        return duality(problem, found.layer, pairs=pairs, **how)
+    except InputError:  # units that cannot be rescaled
+        return None
 
 
 def _useful(every: Decompositions, chosen: str, notes: list[str]) -> str:
@@ -207,15 +236,14 @@ def _paired(problem: Problem, chosen: str, notes: list[str]) -> Pairs:
 
 
 def _fingerprint(problem: Problem) -> str:
-    """A mark of the data, the same for the same samples in the same order."""
-    mark = hashlib.sha256()
+    """A mark of the data: the same for the same samples, in any batches and precision."""
+    marks: dict[tuple[str, int], Any] = defaultdict(hashlib.sha256)  # of each tensor of each split
     for split in ("train", "test"):
-        data = problem.data(split)
-        mark.update(data.targets.cpu().contiguous().numpy().tobytes())
-        some = torch.arange(0, len(data), max(1, len(data) // 64))
-        for t in pytree.tree_leaves(data.take(some).inputs):
-            mark.update(t.cpu().contiguous().numpy().tobytes())
-    return mark.hexdigest()
+        for batch in problem.batches(split):
+            for i, t in enumerate(pytree.tree_leaves([batch.inputs, batch.targets])):
+                numbers = t.float() if t.is_floating_point() else t.long()
+                marks[split, i].update(numbers.cpu().contiguous().numpy().tobytes())
+    return hashlib.sha256(b"".join(mark.digest() for mark in marks.values())).hexdigest()
 
 
 def _is_cli() -> bool:
@@ -258,12 +286,6 @@ def _checks(found: Decomposition) -> list[dict[str, Any]]:
     exact = found.positions == 1
     rows = [
         (
-            "Eq. 9 equals the paired gap",
-            abs(found.eq9 - found.paired_gap) / scale,
-            EQ9_LIMIT,
-            "The sum over directions is the gap again, relative to the gap; only rounding remains.",
-        ),
-        (
             "The dual weights reproduce the activities",
             found.duality_residual if exact else found.mean_residual,
             RESIDUAL_LIMIT if exact else TRUSTED,
@@ -277,16 +299,30 @@ def _checks(found: Decomposition) -> list[dict[str, Any]]:
             "mean |dl|. A path around the layer, as in a residual network, breaks it.",
         ),
     ]
-    if found.complete:
-        rows.append(
-            (
-                "Eq. 12 holds both ways",
-                abs(found.total_w - found.total_w_data) / float(found.per_pair["size"].mean()),
-                EQ9_LIMIT,
-                "The dual variance summed over directions is that of weights and data together, "
-                "relative to the mean square of the dual shifts.",
-            )
+    if found.complete:  # else both hold by definition
+        eq9 = (
+            "Eq. 9 equals the paired gap",
+            abs(found.eq9 - found.paired_gap) / scale,
+            EQ9_LIMIT,
+            "The sum over directions is the gap again, relative to the gap; only rounding remains.",
         )
+        eq12 = (
+            "Eq. 12 holds both ways",
+            abs(found.total_w - found.total_w_data) / float(found.per_pair["size"].mean()),
+            EQ9_LIMIT,
+            "The dual variance summed over directions is that of weights and data together, "
+            "relative to the mean square of the dual shifts.",
+        )
+        rows = [eq9, *rows, eq12]
+    else:
+        sharpest = (
+            "No direction that was not computed is as sharp",
+            found.unseen_sigma_g / max(float(found.sigma_g[found.n_sharp - 1]), 1e-300),
+            1.0,
+            "The largest sigma_g that a direction beside those computed can have, over the least "
+            "of the sharp ones: above 1 the sharp part may miss some (directions= computes more).",
+        )
+        rows.append(sharpest)
     return [
         {"name": name, "value": value, "limit": limit, "passed": value <= limit, "meaning": meaning}
         for name, value, limit, meaning in rows

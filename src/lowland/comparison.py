@@ -3,9 +3,12 @@
 In every direction the gap is a product, ``c_n sigma_g,n sigma_w,n``. When it changes from one
 solution to another, the change is shared among the three factors by their Shapley values: each gets
 its mean effect over all orders in which the factors could have been replaced, and the shares add up
-to the change exactly. Nothing here needs torch.
+to the change exactly. Rescaling hidden units would move shares between sharpness and size without a
+change of the function, so that solutions are compared with their units balanced, where they can be.
+Nothing here needs torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +19,7 @@ import numpy as np
 from lowland import __version__, report
 from lowland.atomic import write_file
 from lowland.errors import InputError
-from lowland.results import Analysis
+from lowland.results import BALANCED, Analysis
 
 SAMPLES = 1000
 LEVEL = 0.95
@@ -60,17 +63,21 @@ def compare(
         seed: of the bootstrap over pairs that the intervals come from.
         command: for the record, what was called.
     """
-    sides = [_Side.of(analysis) for analysis in (first, second)]
+    every = first, second
+    _check_decomposed(every)
     _check_same_data(first, second)
+    gauge = "balanced" if all(a.results.get("balanced") for a in every) else "duality"
+    _check_alike([a.results[gauge] for a in every])
+    sides = [_Side.of(analysis, gauge) for analysis in every]
     common = sorted(set(sides[0].pairs) & set(sides[1].pairs))
     if len(common) < 2:
         raise InputError(
             "the two analyses have no pairs of samples in common: they were paired by other rules "
             "or on other data; analyse both on the same data"
         )
-    n = max(side.components.shape[1] for side in sides)
+    n = min(side.components.shape[1] for side in sides)
     both = [side.on(common, n) for side in sides]
-    n_sharp = max(side.n_sharp for side in sides)
+    n_sharp = min(n, max(side.n_sharp for side in sides))
     one = np.full((1, len(common)), 1 / len(common))
     found = _changes(both, one, n_sharp)
     rng = np.random.default_rng(seed)
@@ -91,7 +98,8 @@ def compare(
         "lowland": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "subjects": [_subject(a) for a in (first, second)],
+        "gauge": first.results[gauge]["gauge"],
+        "subjects": [_subject(a, gauge) for a in every],
         "paired_gaps": gaps,
         "pairs": len(common),
         "n_sharp": n_sharp,
@@ -105,9 +113,9 @@ def compare(
         "layers": [side.layer for side in sides],
     }
     arrays = {
-        f"{i}/{name}": analysis.arrays[f"duality/{name}"]
-        for i, analysis in enumerate((first, second))
-        for name in ("sigma_g", "sigma_w", "contribution")
+        f"{i}/{name}": analysis.arrays[f"{gauge}/{name}"]
+        for i, analysis in enumerate(every)
+        for name in BALANCED
     }
     return Comparison(results, arrays)
 
@@ -124,31 +132,22 @@ class _Side:
     components: Vector  # (K, n), along the leading directions
 
     @classmethod
-    def of(cls, analysis: Analysis) -> "_Side":
-        title = analysis.results.get("subject", {}).get("title")
-        duality = analysis.results.get("duality")
-        arrays = {
-            name: analysis.arrays.get(f"pairs/{name}")
-            for name in ("train", "test", "dl", "size", "components")
-        }
-        missing = [name for name, value in arrays.items() if value is None]
-        if duality is None or missing:
-            raise InputError(
-                f"the analysis of {title!r} holds no decomposition of single pairs to compare; "
-                "run it again with a layer that has a dual"
-            )
-        known = {name: np.asarray(value) for name, value in arrays.items()}
-        pairs = list(zip(known["train"].tolist(), known["test"].tolist(), strict=True))
-        rest = {name: known[name].astype(float) for name in ("dl", "size", "components")}
-        return cls(duality["layer"], duality["n_sharp"], pairs, **rest)
+    def of(cls, analysis: Analysis, gauge: str) -> "_Side":
+        found, arrays = analysis.results[gauge], analysis.arrays
+        own = "balanced" if gauge == "balanced" else "pairs"
+        pairs = zip(arrays["pairs/train"].tolist(), arrays["pairs/test"].tolist(), strict=True)
+        size, w = (arrays[f"{own}/{name}"].astype(float) for name in ("size", "components"))
+        if w.shape[1] == found["directions"]:  # all there are, in single precision: nothing is left
+            w *= np.sqrt(size / np.maximum((w**2).sum(1), 1e-300))[:, None]
+        dl = arrays["pairs/dl"].astype(float)
+        return cls(found["layer"], found["n_sharp"], list(pairs), dl, size, w)
 
     def on(self, common: list[tuple[int, int]], n: int) -> "_Side":
-        """Only the common pairs, and n directions: those that a smaller layer lacks are zero."""
+        """Only the common pairs, and the first n directions."""
         place = {pair: k for k, pair in enumerate(self.pairs)}
         at = [place[pair] for pair in common]
-        padded = np.zeros((len(common), n))
-        padded[:, : self.components.shape[1]] = self.components[at]
-        return _Side(self.layer, self.n_sharp, common, self.dl[at], self.size[at], padded)
+        w = self.components[at, :n]
+        return _Side(self.layer, self.n_sharp, common, self.dl[at], self.size[at], w)
 
 
 def _changes(both: list[_Side], share: Vector, n_sharp: int) -> dict[str, Vector]:
@@ -173,7 +172,8 @@ def _factors(side: _Side, share: Vector) -> tuple[Vector, Vector, Vector, Vector
     """
     w, ratio = side.components, side.dl / side.size
     square = w**2
-    rest = np.maximum(side.size - square.sum(1), 0.0)
+    rest = side.size - square.sum(1)
+    rest = np.where(rest > 1e-12 * side.size, rest, 0.0)
     mu_w, mu_g = share @ w, share @ (ratio[:, None] * w)
     ww, gw, gg = (share @ (ratio[:, None] ** p * square) for p in (0, 1, 2))
     sigma_w = np.sqrt(np.maximum(ww - mu_w**2, 0))
@@ -213,7 +213,36 @@ def _resamples(rng: np.random.Generator, K: int, count: int) -> Vector:
     return rng.multinomial(K, np.full(K, 1 / K), size=count) / K
 
 
+def _check_decomposed(every: Sequence[Analysis]) -> None:
+    needed = [f"pairs/{name}" for name in ("train", "test", "dl", "size", "components")]
+    for analysis in every:
+        title = analysis.results.get("subject", {}).get("title")
+        known = analysis.results.get("duality") is not None
+        if not known or any(name not in analysis.arrays for name in needed):
+            raise InputError(
+                f"the analysis of {title!r} holds no decomposition of single pairs to compare; "
+                "run it again with a layer that has a dual"
+            )
+
+
+def _check_alike(found: Sequence[dict[str, Any]]) -> None:
+    """Shares of one change need one kind of directions, pairs and scales."""
+    for key in ("basis", "gauge", "pairing"):
+        one, other = (duality[key] for duality in found)
+        if one != other:
+            raise InputError(
+                f"the two analyses differ in their {key} ({one}; {other}); analyse both in the "
+                "same way"
+            )
+
+
 def _check_same_data(first: Analysis, second: Analysis) -> None:
+    losses = [a.results["subject"]["loss"] for a in (first, second)]
+    if losses[0] != losses[1]:
+        raise InputError(
+            f"the two analyses are of different losses ({losses[0]}; {losses[1]}), whose gaps are "
+            "not comparable; analyse both with one loss"
+        )
     marks = [a.results["subject"].get("fingerprint") for a in (first, second)]
     if marks[0] != marks[1]:
         names = [
@@ -225,14 +254,14 @@ def _check_same_data(first: Analysis, second: Analysis) -> None:
         )
 
 
-def _subject(analysis: Analysis) -> dict[str, Any]:
+def _subject(analysis: Analysis, gauge: str) -> dict[str, Any]:
     results = analysis.results
     return {
         "title": results["subject"]["title"],
         "created": results["created"],
         "outcome": results["outcome"],
         **{
-            key: results["duality"][key]
+            key: results[gauge][key]
             for key in ("layer", "sharp", "flat", "weight_norm", "total_g", "total_w_data")
         },
     }

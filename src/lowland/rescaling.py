@@ -22,6 +22,8 @@ By = Literal["layers", "units", "norms", "split", "outputs"]
 
 # Enough for deep chains: each sweep lets every joint see its neighbours once more.
 _SWEEPS = 1000
+# Samples on which each joint is tried before all of them together are tried on all.
+_TRIED = 256
 
 
 @dataclass(frozen=True)
@@ -153,12 +155,14 @@ def _before_norms(
 
 
 def _is_same(problem: Problem, other: Problem, factor: float = 1.0) -> bool:
-    """Whether the other's outputs are ``factor`` times the problem's, on some samples."""
-    few = next(problem.batches("train")).map(lambda t: t[:16])
+    """Whether the other's outputs are ``factor`` times the problem's, on all training data."""
     with problem.measuring(), other.measuring(), torch.no_grad():
-        before, after = problem.outputs(few.inputs) * factor, other.outputs(few.inputs)
-    limit = torch.finfo(problem.dtype).eps ** 0.5 * before.abs().max()
-    return bool((after - before).abs().max() <= limit)
+        for batch in problem.batches("train"):
+            before, after = problem.outputs(batch.inputs) * factor, other.outputs(batch.inputs)
+            limit = torch.finfo(problem.dtype).eps ** 0.5 * before.abs().max()
+            if (after - before).abs().max() > limit:
+                return False
+    return True
 
 
 class Sum(nn.Module):
@@ -253,7 +257,7 @@ def _norms(problem: Problem) -> list[tuple[MatrixLayer, AffineLayer]]:
 
 def joints(problem: Problem) -> list[Joint]:
     """Where units can be rescaled: tried on some samples, so that only what holds is returned."""
-    few = next(problem.batches("train")).map(lambda t: t[:16])
+    few = next(problem.batches("train")).map(lambda t: t[:_TRIED])
     generator = torch.Generator(device=problem.device).manual_seed(0)
     found = []
     order = _order(problem)
@@ -263,9 +267,10 @@ def joints(problem: Problem) -> list[Joint]:
             if not isinstance(target, MatrixLayer) or not _fits(source, target):
                 continue
             joint = Joint(source, target)
-            scale = 0.5 + 1.5 * torch.rand(
-                joint.units, generator=generator, device=problem.device, dtype=problem.dtype
-            )
+            # Between 1/30 and 30: what is nearly linear near 0, as tanh, is not there.
+            scale = 30 ** torch.empty(
+                joint.units, device=problem.device, dtype=problem.dtype
+            ).uniform_(-1, 1, generator=generator)
             tried = problem.outputs(few.inputs, joint.rescaled(problem.params, scale))
             limit = torch.finfo(problem.dtype).eps ** 0.5 * outputs.abs().max()
             if (tried - outputs).abs().max() <= limit:
@@ -301,4 +306,11 @@ def balanced(problem: Problem) -> Problem:
             largest = max(largest, float(scale.log().abs().max()))
         if largest < 1e-14:
             break
-    return problem.at(params)
+    other = problem.at(params)
+    if not _is_same(problem, other):
+        raise InputError(
+            "hidden units cannot be balanced here: the rescaled network is another function, as "
+            "something between its layers is not positively homogeneous (ReLU is, tanh is not); "
+            "use the gauge 'given'"
+        )
+    return other

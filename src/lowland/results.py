@@ -21,6 +21,8 @@ FILES = RESULTS, ARRAYS, WEIGHTS, EPOCHS, REPORT = (
     "epochs.csv",
     "report.html",
 )
+# Arrays over directions that are also kept of the balanced network, for comparisons.
+BALANCED = ("sigma_g", "sigma_w", "contribution")
 
 
 @dataclass(frozen=True)

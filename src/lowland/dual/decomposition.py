@@ -10,10 +10,11 @@ so differences between data become shifts in weight space, where the loss landsc
 """
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, SupportsIndex, overload
 
 import numpy as np
 import torch
@@ -61,6 +62,7 @@ class Decomposition:
     gap: float  # mean test loss - mean train loss
     paired_gap: float  # mean over pairs of dl_k = l(test sample) - l(its partner)
     dual_gap: float  # mean of l(w + dW_k, x_k) - l(w, x_k): what the dual weights make of it
+    target_gap: float  # of it, what the partners' other targets make; 0 where these are the same
     eq9: float  # sum_n c sigma_g sigma_w + mu_g mu_w: the paired gap again
     eq11: float  # the same without the means
     sharp: float  # the part of eq11 in the n_sharp sharpest directions
@@ -173,7 +175,7 @@ class Decompositions(Mapping[str, Decomposition]):
                 "explained": found.dual_gap / found.paired_gap if found.paired_gap else 0.0,
                 "sigma_g": found.total_g**0.5,
                 "sigma_w": found.total_w_data**0.5,
-                **{key: getattr(found, key) for key in (*keys, *more)},
+                **{key: found.to_dict()[key] for key in (*keys, *more)},
             }
             for name, found in self.items()
         ]
@@ -233,6 +235,10 @@ def duality(  # type: ignore[misc]
         raise InputError(f"gauge must be 'given' or 'balanced'; got {gauge!r}")
     if basis not in ("hessian", "ggn", "fisher"):
         raise InputError(f"basis must be 'hessian', 'ggn' or 'fisher'; got {basis!r}")
+    if isinstance(n_sharp, SupportsIndex):
+        n_sharp = operator.index(n_sharp)  # NumPy's and PyTorch's whole numbers
+    if widths is not True and widths < 0:
+        raise InputError(f"widths is True or a number of directions; got {widths}")
     chosen, skipped = _chosen(problem, name)
     for at in chosen:
         _check_n_sharp(n_sharp, at, directions)
@@ -310,6 +316,11 @@ def _decomposed(
     found = moments(shifts, ratio, known.vectors)
     order = found.sigma_g.argsort(descending=True)
     n = _n_sharp(asked.n_sharp, found.sigma_g[order], found.total_g)
+    if n > len(order):
+        raise InputError(
+            f"n_sharp is {n}, but only {len(order)} directions of layer {at.name!r} were computed; "
+            "pass a smaller n_sharp, or directions= with more"
+        )
     vectors = known.vectors[:, order]
     listed = found.contribution[order]
     sharp = float(listed[:n].sum())
@@ -326,7 +337,8 @@ def _decomposed(
     expanded: dict[str, Tensor] = {}
     if asked.leading_order:
         asked.progress(f"layer {at.name!r}: leading-order approximations")
-        expanded = expansion(problem, shifts, vectors, pairs.train[kept.cpu()])
+        places = (side[kept.cpu()] for side in (pairs.train, pairs.test))
+        expanded = expansion(problem, shifts, vectors, *places)
     if asked.widths:
         ranks = _spread(len(order), asked.widths)
         asked.progress(f"layer {at.name!r}: flatness of {len(ranks):,} directions")
@@ -344,6 +356,7 @@ def _decomposed(
         gap=gap,
         paired_gap=float(dl.mean()),
         dual_gap=float((shifts.dual_loss - train_loss[kept]).mean()),
+        target_gap=float((paired.target_loss - train_loss)[kept].mean()),
         eq9=eq9,
         eq11=eq11,
         sharp=sharp,
@@ -401,7 +414,9 @@ def _degenerate(shifts: Shifts, pairs: Pairs) -> dict[str, int]:
         "test sample equal to its partner": int((gone & ~shifts.dead & shifts.same).sum()),
         "no change of the layer's outputs": int(still.sum()),
         "no partner of the same label": pairs.unpaired,
-        "positions that are not independent": int((shifts.rank < shifts.full_rank).sum()),
+        "positions that are not independent": int(
+            ((shifts.rank < shifts.full_rank) & ~shifts.dead).sum()
+        ),
     }
 
 
@@ -421,8 +436,10 @@ def _chosen(
                 "a dual"
             )
         return found, {}
+    if not isinstance(name, str) and not name:
+        raise InputError("no layer is named; pass None for every layer that has a dual")
     chosen = []
-    for one in [name] if isinstance(name, str) else name:
+    for one in [name] if isinstance(name, str) else dict.fromkeys(name):
         at = layer(problem, one)
         if not isinstance(at, MatrixLayer):
             raise InputError(
@@ -441,13 +458,15 @@ def _check_n_sharp(n_sharp: int | Rule | None, at: MatrixLayer, directions: int 
     if isinstance(n_sharp, str):
         if n_sharp not in ("drop", "variance"):
             raise InputError(f"n_sharp is a number, 'drop' or 'variance'; got {n_sharp!r}")
+    elif n_sharp is not None and not isinstance(n_sharp, int):
+        raise InputError(f"n_sharp is a whole number, 'drop' or 'variance'; got {n_sharp!r}")
     elif n_sharp is not None and not 1 <= n_sharp <= listed:
         of = f"the layer's {M} weights" if listed == M else f"the {listed} directions computed"
         raise InputError(f"n_sharp must be between 1 and {of}; got {n_sharp}")
 
 
 def _n_sharp(rule: int | Rule | None, sigma_g: Tensor, total_g: float) -> int:
-    if isinstance(rule, int):
+    if rule is not None and not isinstance(rule, str):
         return rule
     n = len(sigma_g)
     if rule is None or n == 1:

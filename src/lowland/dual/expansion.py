@@ -11,28 +11,36 @@ from lowland.problem import Problem
 
 # Numbers in flight in the layer's outputs: 32 MiB in float64.
 _OUTPUTS = 1 << 22
+# And in gradients of single samples: 64 MiB.
+_GRADIENTS = 1 << 23
 
 
-def expansion(problem: Problem, shifts: Shifts, E: Tensor, samples: Tensor) -> dict[str, Tensor]:
+def expansion(
+    problem: Problem, shifts: Shifts, E: Tensor, train: Tensor, test: Tensor
+) -> dict[str, Tensor]:
     """Three forms of the contribution of each direction, from exact to linear, and what they need.
 
     ``finite`` is the loss change when direction n joins those before it (Eq. 13): its sum over all
-    directions is the gap that the dual weights make. ``alone`` is the loss change by direction n on
-    its own (Eq. 14, 16), ``linear`` that of its gradient (Eq. 17), and ``gradient_square`` the
+    directions is the gap that the dual weights make, without what other targets make of it: every
+    training sample is asked for its test sample's target. ``alone`` is the loss change by direction
+    n on its own (Eq. 14, 16), ``linear`` that of its gradient (Eq. 17), and ``gradient_square`` the
     mean square of the gradient along n, the leading order of ``sigma_g^2``.
 
     Args:
         problem: the model and data.
         shifts: the dual shifts of K pairs.
         E: the directions as columns, (M, n), in the order in which they join.
-        samples: the training sample of each pair, (K,).
+        train: the training sample of each pair, (K,).
+        test: its test sample, (K,).
     """
     at = shifts.layer
     sums = torch.zeros(4, E.shape[1], dtype=torch.float64, device=E.device)
-    size = max(1, problem.train.batch_size)
+    size = max(1, min(problem.train.batch_size, _GRADIENTS // len(E)))
     w = shifts.components(E)  # (K, n)
-    for some, steps in zip(samples.split(size), w.split(size), strict=True):
-        sums += _of_chunk(problem, at, problem.place(problem.train.take(some)), steps, E)
+    for old, new, steps in zip(train.split(size), test.split(size), w.split(size), strict=True):
+        targets = problem.data("test").take(new).targets
+        batch = problem.place(Batch(problem.train.take(old).inputs, targets))
+        sums += _of_chunk(problem, at, batch, steps, E)
     finite, alone, linear, square = sums / len(shifts)
     return {"finite": finite, "alone": alone, "linear": linear, "gradient_square": square}
 

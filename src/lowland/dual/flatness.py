@@ -12,7 +12,7 @@ from torch import Tensor
 from lowland.curvature.layers import MatrixLayer, tapped
 from lowland.dual.expansion import responses
 from lowland.dual.replay import losses_with_each
-from lowland.errors import InputError
+from lowland.dual.shifts import positions
 from lowland.problem import Problem
 
 FACTORS = {"flatness": 2.0, "flatness_e": math.e}
@@ -28,16 +28,18 @@ _ACCURACY = 1e-3
 def flatness(problem: Problem, at: MatrixLayer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
     """The widths (n,) along the columns of E, by definition; infinite where the loss never grows.
 
+    A loss of 0 has no factor, and so no widths: NaN.
+
     From the solution outwards, the first crossing is bracketed by doubling steps, starting from
     where a parabola would cross; then the bracket shrinks to 1e-3 of its width. All directions of
     a block move together, and what comes before the layer is never computed again.
     """
     loss = float(problem.losses("train").double().mean())
     if loss <= 0:
-        raise InputError("the training loss is 0, so that no width belongs to a factor of it")
+        return {name: torch.full_like(curvature, torch.nan) for name in FACTORS}
     parts = []
-    N = len(problem.train)
-    block = max(1, min(64, _OUTPUTS // (N * at.weight.shape[0])))
+    outputs = len(problem.train) * positions(problem, [at])[at.name] * at.weight.shape[0]
+    block = max(1, min(64, _OUTPUTS // outputs))
     for some, H in zip(E.split(block, dim=1), curvature.split(block), strict=True):
         line = _Line(problem, at, some, loss)
         sides = [

@@ -51,7 +51,7 @@ def pair(
             ``"train"`` the nearest test sample for each training sample.
         space: ``None`` compares the network's inputs, a layer's name what that layer sees.
         same_label: only samples of the same label are partners; by default where there are class
-            labels, which a regression has not.
+            labels, one whole number per sample, which a regression has not.
 
     >>> X, y = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 0])
     >>> problem = Problem(torch.nn.Linear(1, 2), train=(X, y), test=(X + 0.9, y))
@@ -62,9 +62,7 @@ def pair(
         raise InputError(f"each must be 'test' or 'train'; got {each!r}")
     features = {split: _features(problem, split, space) for split in ("train", "test")}
     labels = {split: problem.data(split).targets for split in ("train", "test")}
-    has_labels = problem.loss.classes and all(
-        y.ndim == 1 and not y.is_floating_point() for y in labels.values()
-    )
+    has_labels = all(y.ndim == 1 and not y.is_floating_point() for y in labels.values())
     if same_label is None:
         same_label = has_labels
     if same_label and not has_labels:
@@ -100,11 +98,13 @@ def pair(
 def _nearest(queries: Tensor, candidates: Tensor) -> Tensor:
     """For each query, which candidate is nearest."""
     candidates = candidates.double()
+    centre = candidates.mean(0)  # far from the origin squares would cancel
+    candidates = candidates - centre
     squares = candidates.square().sum(1)
     parts = []
     for some in queries.split(max(1, _DISTANCES // len(candidates))):
         # |q - c|^2 less |q|^2, which does not change which one is nearest
-        distance = torch.addmm(squares, some.double(), candidates.T, alpha=-2)
+        distance = torch.addmm(squares, some.double() - centre, candidates.T, alpha=-2)
         parts.append(distance.argmin(1))
     return torch.cat(parts)
 

@@ -14,7 +14,8 @@ def losses_with_outputs(problem: Problem, at: MatrixLayer, batch: Batch, a: Tens
     def replace(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         return a
 
-    handle = at.module.register_forward_hook(replace)
+    # First of all hooks: what the model's own ones do to the outputs they still do.
+    handle = at.module.register_forward_hook(replace, prepend=True)
     try:
         return problem.loss(problem.outputs(batch.inputs), batch.targets)
     finally:

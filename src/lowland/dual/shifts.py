@@ -22,6 +22,7 @@ from lowland.curvature.layers import MatrixLayer, tapped
 from lowland.curvature.memory import samples_within
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_with_outputs
+from lowland.errors import InputError
 from lowland.problem import Problem
 
 # Numbers in flight where shifts are written out: 256 MiB in float64.
@@ -44,7 +45,7 @@ class Shifts:
     rank: Tensor  # (K,), singular values of X that were used, the least of the groups
     positions: int  # T
     cut: float  # singular values below this share of the largest were not
-    dual_loss: Tensor  # (K,), l(w + dW_k, x_k), by the model itself
+    dual_loss: Tensor  # (K,), l(w + dW_k, x_k) for the new sample's target, by the model itself
     dead: Tensor  # (K,), whether x_k = 0
     same: Tensor  # (K,), whether the layer sees no difference
 
@@ -132,6 +133,7 @@ class Paired:
     shifts: dict[str, Shifts]
     train_loss: Tensor
     test_loss: Tensor
+    target_loss: Tensor  # of the training sample, had it the test sample's target
 
 
 def dual_shifts(
@@ -146,8 +148,10 @@ def dual_shifts(
         cut: singular values of X below this share of the largest are left out of ``X^+``; by
             default those that the rounding of the model's precision makes meaningless.
     """
+    if cut is not None and not 0 <= cut < 1:
+        raise InputError(f"cut is a share of the largest singular value, from 0 to 1; got {cut}")
     parts: dict[str, list[Shifts]] = {at.name: [] for at in chosen}
-    train_loss, test_loss = [], []
+    train_loss, test_loss, target_loss = [], [], []
     with problem.measuring(), torch.no_grad():
         size = samples_within(problem, _bytes(problem, chosen))
         for train, test in zip(pairs.train.split(size), pairs.test.split(size), strict=True):
@@ -156,16 +160,21 @@ def dual_shifts(
                 for split, at in (("train", train), ("test", test))
             )
             with tapped(chosen) as before:
-                train_loss.append(problem.loss(problem.outputs(old.inputs), old.targets))
+                outputs = problem.outputs(old.inputs)
+                train_loss.append(problem.loss(outputs, old.targets))
+                target_loss.append(problem.loss(outputs, new.targets))
             with tapped(chosen) as after:
                 test_loss.append(problem.loss(problem.outputs(new.inputs), new.targets))
             for at in chosen:
                 x, x_new = (at.inputs(taps[at.name].x).double() for taps in (before, after))
-                parts[at.name].append(_of_chunk(problem, at, old, before[at.name].a, x, x_new, cut))
+                asked = Batch(old.inputs, new.targets)
+                found = _of_chunk(problem, at, asked, before[at.name].a, x, x_new, cut)
+                parts[at.name].append(found)
     return Paired(
         {name: _joined(found) for name, found in parts.items()},
         torch.cat(train_loss).double(),
         torch.cat(test_loss).double(),
+        torch.cat(target_loss).double(),
     )
 
 
@@ -198,8 +207,8 @@ def _of_chunk(
         left, right = left @ right, None
         size = left.square().sum((1, 2, 3))
         reached = torch.einsum("kgoi,kgti->kgto", left, X)
-    else:  # rows of right are orthogonal: |left right|^2 needs no product of the two
-        size = (left.square().sum(2) * right.square().sum(3)).sum((1, 2))
+    else:  # |left right|^2 needs no product of the two
+        size = ((left.mT @ left) * (right @ right.mT)).sum((1, 2, 3))
         reached = (left @ (right @ X.mT)).mT
     change = target.square().sum((1, 2, 3)).sqrt()
     miss = (reached - target).square().sum((1, 2, 3)).sqrt()

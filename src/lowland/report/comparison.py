@@ -34,9 +34,15 @@ def compared(results: dict[str, Any]) -> str:
             "therefore named."
         )
     word = "worse" if change["value"] > 0 else "better"
+    doubt = ""
+    if results["gauge"] == "given":
+        doubt = (
+            " The weights are taken as they are scaled: rescaling hidden units would move shares "
+            "between sharpness and size (--gauge balanced excludes that)."
+        )
     return (
         f"The second solution generalises {word}: {gaps}, a change of {number(change['value'], 3)} "
-        f"{spread}. {_cause(results)}"
+        f"{spread}. {_cause(results)}{doubt}"
     )
 
 

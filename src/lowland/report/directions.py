@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lowland.report import axes
-from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Vector
+from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot, Vector
 from lowland.report.drawing import (
     Figure,
     drawable,
@@ -90,37 +90,71 @@ def size(title: str, duality: dict[str, Any], sigma_w: Vector) -> Figure:
 
 def curvature(title: str, duality: dict[str, Any], sigma_g: Vector, eigenvalue: Vector) -> Figure:
     """Draw H_n against σ_g,n², as in the paper's Fig. 2A, where both are positive."""
-    n, n_sharp = len(sigma_g), duality["n_sharp"]
-    squared = sigma_g**2
+    squared, n_sharp = sigma_g**2, duality["n_sharp"]
     both = np.isfinite(squared) & (squared > 0) & np.isfinite(eigenvalue) & (eigenvalue > 0)
     if not both.any():
         return Figure("curvature", title, "Not drawn: no direction has H_{n} > 0 and σ_{g,n} > 0.")
     caption = (
         "Each point is a direction: where the points follow the dotted line of slope one, σ_{g,n} "
-        "measures the same sharpness as the Hessian, which the paper finds for the largest values."
+        "measures the same sharpness as curvature, which the paper finds for the largest values."
     )
-    data = []
-    for name, part, colour in sharp_and_flat(n, n_sharp):
-        part = part[both[part]]
-        points = {"x": axes.values(squared[part]), "y": axes.values(eigenvalue[part])}
-        size = 8 if colour == SHARP else 4
-        look = {"mode": "markers", "marker": {"color": colour, "size": size, "opacity": 0.75}}
-        ranks = {"customdata": axes.values(part + 1)}
-        hover = "n = %{customdata}: σ² = %{x:.3g}, H = %{y:.3g}"
-        data.append(trace(**points, **look, **ranks, name=name, hover=hover))
+    data = _points(n_sharp, both, squared, eigenvalue, "H")
     # Through the middle of the sharpest directions: where the paper finds H_n ∝ σ_g,n².
     sharpest = np.flatnonzero(both)[: max(n_sharp, 1)]
     ratio = float(np.median(eigenvalue[sharpest] / squared[sharpest]))
-    ends = np.array([squared[both].min(), squared[both].max()])
-    guide = {"x": axes.values(ends), "y": axes.values(ratio * ends)}
-    dotted = {"mode": "lines", "line": {"color": NEUTRAL, "width": 1.5, "dash": "dot"}}
-    data.append(trace(**guide, **dotted, name="slope one", hover=None))
+    data.append(_slope_one(squared[both], ratio))
+    matrix = {"hessian": "Hessian", "ggn": "GGN", "fisher": "Fisher matrix"}[duality["basis"]]
     layout = axes.layout(
         axes.log_axis("σ<sub>g,n</sub><sup>2</sup>", squared[both]),
-        axes.log_axis("H<sub>n</sub>, eigenvalue of the Hessian", eigenvalue[both]),
+        axes.log_axis(f"H<sub>n</sub>, eigenvalue of the {matrix}", eigenvalue[both]),
     )
     caption += left_out(int(np.sum(~both)), "with H_{n} ≤ 0 or σ_{g,n} = 0", "left out")
     return Figure("curvature", title, caption, ("eigenvalue", "sigma_g"), data, layout)
+
+
+def leading_order(title: str, duality: dict[str, Any], sigma_g: Vector, square: Vector) -> Figure:
+    """Draw the mean square of the gradients of single losses against σ_g,n²."""
+    squared = sigma_g**2
+    both = np.isfinite(square) & (square > 0) & (squared > 0)
+    if not both.any():
+        return Figure("leading-order", title, "Not drawn: no gradient has a size.")
+    caption = (
+        "The gradient of the training sample's own loss, which the supplement takes for the "
+        "effective one to leading order: on the dotted line, where they are equal, it may be."
+    )
+    data = [
+        *_points(duality["n_sharp"], both, squared, square, "⟨(∂l/∂w)²⟩"),
+        _slope_one(squared[both], 1.0),
+    ]
+    layout = axes.layout(
+        axes.log_axis("σ<sub>g,n</sub><sup>2</sup>", squared[both]),
+        axes.log_axis("⟨(∂l<sub>k</sub>/∂w<sub>n</sub>)<sup>2</sup>⟩", square[both]),
+    )
+    caption += left_out(int(np.sum(~both)), "without a gradient", "left out")
+    terms = ("gradient_square", "sigma_g")
+    return Figure("leading-order", title, caption, terms, data, layout)
+
+
+def _points(n_sharp: int, shown: np.ndarray, x: Vector, y: Vector, of: str) -> list[Plot]:
+    """A point for each direction that is shown, with its rank."""
+    data = []
+    for name, part, colour in sharp_and_flat(len(x), n_sharp):
+        part = part[shown[part]]
+        points = {"x": axes.values(x[part]), "y": axes.values(y[part])}
+        size = 8 if colour == SHARP else 4
+        look = {"mode": "markers", "marker": {"color": colour, "size": size, "opacity": 0.75}}
+        ranks = {"customdata": axes.values(part + 1)}
+        hover = f"n = %{{customdata}}: σ² = %{{x:.3g}}, {of} = %{{y:.3g}}"
+        data.append(trace(**points, **look, **ranks, name=name, hover=hover))
+    return data
+
+
+def _slope_one(x: Vector, ratio: float) -> Plot:
+    """The dotted line on which y is a multiple of x."""
+    ends = np.array([x.min(), x.max()])
+    guide = {"x": axes.values(ends), "y": axes.values(ratio * ends)}
+    dotted = {"mode": "lines", "line": {"color": NEUTRAL, "width": 1.5, "dash": "dot"}}
+    return trace(**guide, **dotted, name="slope one", hover=None)
 
 
 def correlation(title: str, duality: dict[str, Any], c: Vector) -> Figure:
@@ -215,28 +249,27 @@ def expansion(
     return Figure("expansion", title, caption + part_of(n, duality), terms, data, layout)
 
 
-def width(title: str, duality: dict[str, Any], sigma_g: Vector, flatness: Vector) -> Figure:
-    """Draw F_n against σ_g,n², as in the paper's Fig. S4."""
-    n, n_sharp = len(sigma_g), duality["n_sharp"]
+def width(
+    title: str, duality: dict[str, Any], sigma_g: Vector, flatness: Vector, flatness_e: Vector
+) -> Figure:
+    """Draw F_n against σ_g,n², as in the paper's Fig. S4, by both definitions."""
     squared = sigma_g**2
     both = np.isfinite(flatness) & (squared > 0)
     if not both.any():
         return Figure("width", title, "Not drawn: the loss grows along no direction.")
     caption = (
-        "How far the weights may move along each direction before the training loss doubles: "
-        "points that fall from left to right say that σ_{g,n} measures the landscape's sharpness."
+        "How far the weights may move along each direction before the training loss doubles (grey: "
+        "grows by a factor of e): points that fall from left to right say that σ_{g,n} measures "
+        "the landscape's sharpness."
     )
-    data = []
-    for name, part, colour in sharp_and_flat(n, n_sharp):
-        part = part[both[part]]
-        points = {"x": axes.values(squared[part]), "y": axes.values(flatness[part])}
-        look = {"mode": "markers", "marker": {"color": colour, "size": 8 if colour == SHARP else 4}}
-        ranks = {"customdata": axes.values(part + 1)}
-        hover = "n = %{customdata}: σ² = %{x:.3g}, F = %{y:.3g}"
-        data.append(trace(**points, **look, **ranks, name=name, hover=hover))
+    wider = np.isfinite(flatness_e) & both
+    points = {"x": axes.values(squared[wider]), "y": axes.values(flatness_e[wider])}
+    look = {"mode": "markers", "marker": {"color": NEUTRAL, "size": 3}}
+    by_e = trace(**points, **look, name="factor e", hover="F = %{y:.3g} by a factor of e")
+    data = [by_e, *_points(duality["n_sharp"], both, squared, flatness, "F")]
     layout = axes.layout(
         axes.log_axis("σ<sub>g,n</sub><sup>2</sup>", squared[both]),
-        axes.log_axis("F<sub>n</sub>, width", flatness[both]),
+        axes.log_axis("F<sub>n</sub>, width", np.concatenate([flatness[both], flatness_e[wider]])),
     )
     why = "whose width was not computed or is infinite"
     caption += left_out(int(np.sum(~both)), why, "left out")
@@ -249,7 +282,7 @@ OVER_DIRECTIONS = (
     (spectrum, "Sharpness of each direction", ("sigma_g",), False),
     (size, "Size of the solution", ("sigma_w",), False),
     (curvature, "Sharpness against curvature", ("sigma_g", "eigenvalue"), False),
-    (width, "Sharpness against width", ("sigma_g", "flatness"), True),
+    (width, "Sharpness against width", ("sigma_g", "flatness", "flatness_e"), True),
     (correlation, "Correlation of sharpness and size", ("c",), False),
     (means, "Means against spreads", ("mu_g", "sigma_g", "mu_w", "sigma_w"), False),
     (
@@ -258,4 +291,5 @@ OVER_DIRECTIONS = (
         ("contribution", "finite", "alone", "linear"),
         True,
     ),
+    (leading_order, "Sharpness to leading order", ("sigma_g", "gradient_square"), True),
 )

@@ -62,7 +62,8 @@ GLOSSARY: dict[str, Definition] = {
     "dual_gap": _duality(
         "Gap of the dual weights",
         "What the losses at the dual weights make of the gap. It is the paired gap where the dual "
-        "is exact, and misses it where the layer's dual is a fit, or where data passes by.",
+        "is exact, and misses it where the layer's dual is a fit, or where data passes by. The "
+        "training sample is asked for its test sample's target.",
         "⟨l(w + Δw_{k}, x_{k}) − l(w, x_{k})⟩_{k}",
         "Eq. 8",
     ),
@@ -245,6 +246,13 @@ GLOSSARY: dict[str, Definition] = {
         "its value at the solution.",
         "L(w ± F_{n}^{±} e_{n}) = 2 L(w),  F_{n} = F_{n}^{+} + F_{n}^{−}",
         "Fig. S4",
+    ),
+    "gradient_square": _duality(
+        "Square of the gradient",
+        "The mean square of the gradient of single losses along direction n: the leading order of "
+        "σ_{g,n}^{2}, and the diagonal of the empirical Fisher matrix.",
+        "⟨(∂l_{k} / ∂w_{n})^{2}⟩_{k}",
+        "Sec. 3 and Eq. 17",
     ),
     "finite": _duality(
         "One after the other",

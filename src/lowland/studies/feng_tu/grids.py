@@ -67,7 +67,7 @@ FULL = Version(
     sizes={"data": "mnist", "per_class": [400, 800, 1600, 3200], "test_per_class": 100},
     cnn=[
         {**_CIFAR, "per_class": 100, "test_per_class": 100, "stop_loss": 1e-3, **varied}
-        for varied in ({"init_scale": [1.0, 1.5, 2.0]}, {"label_noise": [0.1, 0.15, 0.2, 0.25]})
+        for varied in ({"init_scale": [1.0, 1.25, 1.5]}, {"label_noise": [0.1, 0.15, 0.2, 0.25]})
     ],
     widths=100,
 )
