@@ -162,14 +162,15 @@ def log_correlation(x: Series, y: Series, words: str, above: float = 0.0) -> Col
 def relative_size(key: str, base: float) -> Series:
     """sigma_w over that of the same seed where the setting has its base value.
 
-    Not defined where the latter has next to no size: the last directions of some networks.
+    Not defined where the latter is below a twentieth of its largest: the last directions of some
+    networks.
     """
 
     def ratio(runs: Runs) -> np.ndarray:
         sigma_w = runs.array("duality/sigma_w")
         seeds = [row["seed"] for row in runs.rows]
         bases = {
-            row["seed"]: np.where(s > 1e-3 * s.max(), s, np.nan)
+            row["seed"]: np.where(s > 0.05 * s.max(), s, np.nan)
             for row, s in zip(runs.rows, sigma_w, strict=True)
             if row[key] == base
         }
