@@ -412,7 +412,7 @@ def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
     ax.set_xlim(low / edge, high * edge)
     span, labels, last = np.log(values[-1] / values[0]), [], -math.inf
     for value in values:
-        near = np.log(value) - last < 0.17 * span  # then its number would run into the one before
+        near = np.log(value) - last < 0.2 * span  # then its number would run into the one before
         labels.append("" if near else f"{value:g}")
         last = last if near else np.log(value)
     ax.set_xticks(values, labels)
