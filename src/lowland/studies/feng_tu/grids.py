@@ -88,7 +88,7 @@ QUICK = Version(
     noises=[0.0, 0.1, 0.25],
     sizes={"per_class": [50, 400], "test_per_class": 100},
     cnn=[
-        {**_CIFAR, "per_class": 30, "stop_loss": 0.1, "seed": range(3), **varied}
+        {**_CIFAR, "per_class": 20, "stop_loss": 0.1, "seed": range(3), **varied}
         for varied in ({"init_scale": [1.0, 1.5]}, {"label_noise": [0.25]})
     ],
     widths=50,
