@@ -31,7 +31,7 @@ Kind = Literal["hessian", "ggn", "fisher"]  # the Fisher block is the empirical 
 _CACHED = 1 << 19
 # Entries of packed outer products in flight: memory that stays in the cache, and is not fetched
 # from the system page by page for every chunk, which would take as long as the product.
-_PAIRS = 1 << 18
+_PAIRS = 1 << 20
 # Rows of Jacobians (outputs x samples) up to which they are computed in one vectorised pass.
 _BATCHED = 1 << 16
 
