@@ -114,9 +114,11 @@ def rescaled(problem: Problem, factor: float) -> Problem:
 
 def test_a_rescaling_that_leaves_the_function_moves_no_share():
     """The verdict once went from sharper to larger by multiplying a layer."""
-    first = ll.analyze(trained(0, activation=nn.ReLU), "2")
+    first = ll.analyze(trained(0, activation=nn.ReLU), "2", measures=[])
     plain, scaled = (
-        compare(first, ll.analyze(rescaled(trained(400, activation=nn.ReLU), factor), "2")).results
+        compare(
+            first, ll.analyze(rescaled(trained(400, activation=nn.ReLU), factor), "2", measures=[])
+        ).results
         for factor in (1.0, 1e3)
     )
     assert plain["gauge"] == "balanced"
@@ -164,14 +166,17 @@ def test_one_sample_or_the_loss_being_another_is_seen(analyses):
     data = {s: problem.data(s).take(slice(None)) for s in ("train", "test")}
     X, y = data["train"].inputs.clone(), data["train"].targets
     test = data["test"].inputs, data["test"].targets
-    same = ll.analyze(Problem(problem.model, train=(X, y), test=test), "2")
+    same = ll.analyze(Problem(problem.model, train=(X, y), test=test), "2", measures=[])
     compare(analyses[0], same)
     X[7] += 0.1
     with pytest.raises(InputError, match="different data"):
-        compare(analyses[0], ll.analyze(Problem(problem.model, train=(X, y), test=test), "2"))
+        compare(
+            analyses[0],
+            ll.analyze(Problem(problem.model, train=(X, y), test=test), "2", measures=[]),
+        )
     other = Problem(problem.model, "normalized_cross_entropy", (data["train"].inputs, y), test)
     with pytest.raises(InputError, match="different losses"):
-        compare(analyses[0], ll.analyze(other, "2"))
+        compare(analyses[0], ll.analyze(other, "2", measures=[]))
 
 
 def test_the_answer_names_the_larger_determinant(analyses):

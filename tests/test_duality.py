@@ -448,11 +448,11 @@ def test_a_hook_of_the_model_acts_on_the_dual_outputs_as_well():
 def test_tokens_that_are_nearly_equal_keep_the_identity():
     """|dW|^2 once took rows for orthogonal that rounding had turned."""
     g = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Linear(48, 64), nn.Flatten(), nn.Linear(3 * 64, 3)).double()
+    model = nn.Sequential(nn.Linear(12, 16), nn.Flatten(), nn.Linear(3 * 16, 3)).double()
 
     def tokens(n):
-        one = torch.randn(n, 1, 48, generator=g, dtype=torch.float64)
-        return one + 1e-5 * torch.randn(n, 3, 48, generator=g, dtype=torch.float64)
+        one = torch.randn(n, 1, 12, generator=g, dtype=torch.float64)
+        return one + 1e-5 * torch.randn(n, 3, 12, generator=g, dtype=torch.float64)
 
     y = torch.arange(30) % 3
     found = ll.duality(Problem(model, train=(tokens(30), y), test=(tokens(30), y)), "0")
