@@ -66,9 +66,9 @@ def compare(
     every = first, second
     _check_decomposed(every)
     _check_same_data(first, second)
-    gauge = "balanced" if all(a.results.get("balanced") for a in every) else "duality"
-    _check_alike([a.results[gauge] for a in every])
-    sides = [_Side.of(analysis, gauge) for analysis in every]
+    part = "balanced" if all(a.results.get("balanced") for a in every) else "duality"
+    _check_alike([a.results[part] for a in every])
+    sides = [_Side.of(analysis, part) for analysis in every]
     common = sorted(set(sides[0].pairs) & set(sides[1].pairs))
     if len(common) < 2:
         raise InputError(
@@ -98,8 +98,8 @@ def compare(
         "lowland": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
-        "gauge": first.results[gauge]["gauge"],
-        "subjects": [_subject(a, gauge) for a in every],
+        "gauge": first.results[part]["gauge"],
+        "subjects": [_subject(a, part) for a in every],
         "paired_gaps": gaps,
         "pairs": len(common),
         "n_sharp": n_sharp,
@@ -113,7 +113,7 @@ def compare(
         "layers": [side.layer for side in sides],
     }
     arrays = {
-        f"{i}/{name}": analysis.arrays[f"{gauge}/{name}"]
+        f"{i}/{name}": analysis.arrays[f"{part}/{name}"]
         for i, analysis in enumerate(every)
         for name in BALANCED
     }
@@ -132,9 +132,9 @@ class _Side:
     components: Vector  # (K, n), along the leading directions
 
     @classmethod
-    def of(cls, analysis: Analysis, gauge: str) -> "_Side":
-        found, arrays = analysis.results[gauge], analysis.arrays
-        own = "balanced" if gauge == "balanced" else "pairs"
+    def of(cls, analysis: Analysis, part: str) -> "_Side":
+        found, arrays = analysis.results[part], analysis.arrays
+        own = "pairs" if part == "duality" else part
         pairs = zip(arrays["pairs/train"].tolist(), arrays["pairs/test"].tolist(), strict=True)
         size, w = (arrays[f"{own}/{name}"].astype(float) for name in ("size", "components"))
         if w.shape[1] == found["directions"]:  # all there are, in single precision: nothing is left
@@ -254,14 +254,14 @@ def _check_same_data(first: Analysis, second: Analysis) -> None:
         )
 
 
-def _subject(analysis: Analysis, gauge: str) -> dict[str, Any]:
+def _subject(analysis: Analysis, part: str) -> dict[str, Any]:
     results = analysis.results
     return {
         "title": results["subject"]["title"],
         "created": results["created"],
         "outcome": results["outcome"],
         **{
-            key: results[gauge][key]
+            key: results[part][key]
             for key in ("layer", "sharp", "flat", "weight_norm", "total_g", "total_w_data")
         },
     }

@@ -38,7 +38,7 @@ def compared(results: dict[str, Any]) -> str:
     if results["gauge"] == "given":
         doubt = (
             " The weights are taken as they are scaled: rescaling hidden units would move shares "
-            "between sharpness and size (--gauge balanced excludes that)."
+            "between sharpness and size (lowland analyze --gauge balanced excludes that)."
         )
     return (
         f"The second solution generalises {word}: {gaps}, a change of {number(change['value'], 3)} "
