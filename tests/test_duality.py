@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowland as ll
-from lowland.curvature.exact import layer_hessian
+from lowland.curvature.layer_blocks import layer_hessian
 from lowland.dual import moments, shifts
 from lowland.errors import InputError
 from lowland.problem import Problem
@@ -256,7 +256,7 @@ def test_what_cannot_be_decomposed_is_said():
     with pytest.raises(InputError, match="memory budget is 0 MiB"):
         ll.duality(Problem(problem.model, train=(X, y), test=(Xt, yt), memory=20_000), "2")
     norm = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)).double()
-    with pytest.raises(InputError, match="LayerNorm; the duality is of dense and conv"):
+    with pytest.raises(InputError, match="is a normalisation; the duality is of dense and conv"):
         ll.duality(Problem(norm, train=(X, y), test=(Xt, yt)), "0")
 
 

@@ -28,13 +28,13 @@ from test_duality import make_problem
     ],
 )
 def test_every_form_is_its_definition(name, layer, monkeypatch):
-    monkeypatch.setattr(expansion_module, "_OUTPUTS", 500)
+    monkeypatch.setattr(expansion_module, "_WEIGHTS", 500)
     monkeypatch.setattr(expansion_module, "_GRADIENTS", 3)
     problem = CASES[name].problem(n=8)
     at = layers(problem)[layer]
     pairs = Pairs(torch.tensor([0, 2, 5, 7]), torch.tensor([1, 0, 4, 3]), 0, "by hand")
     shifts = dual_shifts(problem, [at], pairs).shifts[layer]
-    M = at.weight.numel()
+    M = at.size
     E = torch.linalg.qr(torch.randn(M, M, dtype=torch.float64))[0][:, :12]
     found = expansion(problem, shifts, E, pairs.train, pairs.test)
     rows = torch.cat(list(shifts.written_out()))
@@ -42,9 +42,10 @@ def test_every_form_is_its_definition(name, layer, monkeypatch):
     sums = {key: np.zeros(12) for key in ("finite", "alone", "linear", "gradient_square")}
 
     def loss(k, delta):
-        weight = problem.params[at.weight_name] + delta.view_as(at.weight)
+        old = problem.params[at.parameter]
+        weight = old + delta.view_as(old)
         i, j = pairs.train[k], pairs.test[k]
-        z = problem.outputs(train.inputs[i][None], {at.weight_name: weight})
+        z = problem.outputs(train.inputs[i][None], {at.parameter: weight})
         return problem.loss(z, problem.test.targets[j][None])[0]
 
     with problem.measuring():
@@ -96,7 +97,8 @@ def test_widths_end_where_the_loss_has_doubled():
     found = flatness(problem, at, E, values)
 
     def at_distance(n, t):
-        weight = at.weight + t * E[:, n].view_as(at.weight)
+        centre = problem.params["2.weight"]
+        weight = centre + t * E[:, n].view_as(centre)
         return float(problem.at({"2.weight": weight}).losses().mean())
 
     for n in (0, 10, 20, 29):

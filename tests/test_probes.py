@@ -6,9 +6,9 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature import structured
+from lowland.curvature import diagonals
 from lowland.curvature.factors import passes
-from lowland.curvature.layers import layers
+from lowland.curvature.layers import parameters
 from lowland.curvature.probes import remainder_trace
 from lowland.problem import Problem
 
@@ -16,11 +16,8 @@ SMOOTH = ["mlp-tanh", "mlp-gelu", "conv1d", "transformer"]
 
 
 def curved(problem: Problem):
-    known = list(layers(problem).values())
-    need = passes(problem, known)
-    chosen = [at for at in known if need[at.name]]
-    names = [n for at in chosen for n in (at.weight_name, at.bias_name) if n]
-    return chosen, [n for n in problem.params if n in names]
+    chosen = [at for at in parameters(problem).values() if passes(at)]
+    return chosen, [at.parameter for at in chosen]
 
 
 def exact(problem: Problem, name: str) -> float:
@@ -32,7 +29,7 @@ def exact(problem: Problem, name: str) -> float:
 def test_every_part_is_within_its_error_of_the_dense_trace(name):
     problem = CASES[name].problem(n=9, batch_size=9)
     chosen, names = curved(problem)
-    found = remainder_trace(problem, chosen, names, target=0.0, max_passes=256)
+    found = remainder_trace(problem, chosen, target=0.0, max_passes=256)
     assert found.samples == 256
     assert not found.converged
     for part in names:
@@ -48,7 +45,7 @@ def test_the_standard_error_covers_the_truth_at_its_rate():
     chosen, names = curved(problem)
     truth = sum(exact(problem, n) for n in names)
     found = [
-        remainder_trace(problem, chosen, names, target=0.0, max_passes=16, seed=seed)
+        remainder_trace(problem, chosen, target=0.0, max_passes=16, seed=seed)
         for seed in range(200)
     ]
     within = [abs(f.value - truth) <= 2 * f.stderr for f in found]
@@ -61,10 +58,10 @@ def test_the_standard_error_covers_the_truth_at_its_rate():
 def test_passes_stop_when_the_error_is_small_enough():
     problem = CASES["mlp-gelu"].problem(n=9)
     chosen, names = curved(problem)
-    rough = remainder_trace(problem, chosen, names, target=1e9)
+    rough = remainder_trace(problem, chosen, target=1e9)
     assert rough.samples == 2
     assert rough.converged
-    fine = remainder_trace(problem, chosen, names, target=rough.stderr / 4)
+    fine = remainder_trace(problem, chosen, target=rough.stderr / 4)
     assert fine.stderr <= rough.stderr / 4
     assert fine.samples > 2
 
@@ -73,7 +70,7 @@ def test_batches_do_not_matter_but_for_the_draws_and_nothing_is_left_behind():
     problem = CASES["transformer"].problem(n=9)
     chosen, names = curved(problem)
     hooks = [len(m._forward_hooks) for m in problem.model.modules()]
-    whole = remainder_trace(problem, chosen, names, target=0.0, max_passes=64)
+    whole = remainder_trace(problem, chosen, target=0.0, max_passes=64)
     ragged = CASES["transformer"].problem(n=9, batch_size=2)
     parts = remainder_trace(ragged, *curved(ragged), target=0.0, max_passes=64)
     assert abs(whole.value - parts.value) <= 4 * (whole.stderr**2 + parts.stderr**2) ** 0.5
@@ -82,7 +79,7 @@ def test_batches_do_not_matter_but_for_the_draws_and_nothing_is_left_behind():
 
 
 def test_the_trace_of_a_wide_smooth_network_is_exact_but_for_a_small_part(monkeypatch):
-    monkeypatch.setattr(structured, "_TRACE_PASSES", 0)
+    monkeypatch.setattr(diagonals, "_TRACE_PASSES", 0)
     problem = CASES["mlp-tanh"].problem(n=30)
     found = ll.trace(ll.hessian(problem), rtol=0.01)
     truth = float(dense_hessian(problem).trace())
@@ -100,7 +97,7 @@ def test_a_loss_without_curvature_of_its_own():
         problem.model, lambda z, y: z.abs().sum(1), (batch.inputs, batch.targets), batch_size=4
     )
     chosen, names = curved(linear)
-    found = remainder_trace(linear, chosen, names, target=0.0, max_passes=256)
+    found = remainder_trace(linear, chosen, target=0.0, max_passes=256)
     truth = sum(float(dense_hessian(linear, [n]).trace()) for n in names)
     assert abs(found.value - truth) <= 4 * found.stderr
     straight = Problem(

@@ -6,16 +6,15 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layers import MatrixLayer, layers, tapped
+from lowland.curvature.layers import layers, matrices
 from lowland.dual.pairing import Pairs
 from lowland.dual.shifts import dual_shifts
 
 LAYERS = [
     (name, layer)
     for name in ("mlp-relu", "mlp-gelu", "lenet", "conv1d", "resnet", "transformer")
-    for layer in [
-        at.name for at in layers(CASES[name].problem()).values() if isinstance(at, MatrixLayer)
-    ]
+    for layer in matrices(CASES[name].problem())
+    if layer != "embed"
 ]
 
 
@@ -27,10 +26,21 @@ def make(name: str, layer: str):
 
 
 def positions(problem, at, inputs):
-    """What the layer sees of one sample, (G, in, T)."""
-    with problem.measuring(), torch.no_grad(), tapped([at]) as taps:
+    """What the layer sees of one sample, (G, in, T): unfolded by torch from the module's input."""
+    module, seen = problem.model.get_submodule(at.name), []
+    handle = module.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    with problem.measuring(), torch.no_grad():
         problem.outputs(inputs[None])
-    return at.inputs(taps[at.name].x)[0].permute(1, 2, 0)
+    handle.remove()
+    (x,) = seen
+    if isinstance(module, nn.Linear):
+        return x.reshape(1, -1, x.shape[-1]).mT
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    x = nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    sizes = [module.kernel_size, module.dilation, (0, 0), module.stride]
+    if x.ndim == 3:
+        x, sizes = x.unsqueeze(2), [(1, *s) if len(s) == 1 else s for s in sizes]
+    return nn.functional.unfold(x, *sizes)[0].unflatten(0, (module.groups, -1))
 
 
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
@@ -38,7 +48,8 @@ def test_shifts_are_w_dx_times_the_pseudo_inverse(name, layer):
     problem, pairs, at, found = make(name, layer)
     shifts = found.shifts[layer]
     rows = torch.cat(list(shifts.written_out(2)))
-    W = at.weight.view(at.shape)
+    weight = problem.params[at.parameter]
+    W = weight.view(at.shape)
     train, test = (problem.data(s).take(slice(None)) for s in ("train", "test"))
     for k, (i, j) in enumerate(zip(pairs.train, pairs.test, strict=True)):
         X, X_new = (positions(problem, at, d.inputs[n]) for d, n in ((train, i), (test, j)))
@@ -49,7 +60,7 @@ def test_shifts_are_w_dx_times_the_pseudo_inverse(name, layer):
         assert float(shifts.residual[k]) == pytest.approx(float(miss), abs=1e-8)
         assert float(shifts.size[k]) == pytest.approx(float(expected.square().sum()), rel=1e-6)
         # The loss at the dual weights, with the weights really put into the model
-        params = {at.weight_name: at.weight + expected.view_as(at.weight)}
+        params = {at.parameter: weight + expected.view_as(weight)}
         with problem.measuring(), torch.no_grad():
             loss = problem.loss(
                 problem.outputs(train.inputs[i][None], params), test.targets[j][None]

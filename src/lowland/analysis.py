@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowland import __version__
 from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
 from lowland.curvature.factors import Kind
-from lowland.curvature.layers import layer, layers
+from lowland.curvature.layers import layer, layers, matrices
 from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
 from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.decomposition import TRUSTED, Gauge
@@ -150,11 +149,11 @@ def _decomposed(
     try:
         pairs = _paired(problem, chosen, notes)
         every = None
-        if not brief and sum(at.weight.numel() for at in layers(problem).values()) <= _LAYERS:
+        if not brief and sum(at.size for at in layers(problem).values()) <= _LAYERS:
             every = duality(problem, pairs=pairs, **options)
             if not asked_for:
                 chosen = _useful(every, chosen, notes)
-        M = layer(problem, chosen).weight.numel()
+        M = layer(problem, chosen).size
         small = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
         details = small and not brief
         widths = (details and WIDTHS) if widths is None else widths
@@ -253,8 +252,8 @@ def _is_cli() -> bool:
 
 
 def _default_layer(problem: Problem) -> str | None:
-    dense = [at for at in layers(problem).values() if isinstance(at.module, nn.Linear)]
-    small = [at for at in dense if at.weight.numel() <= ALL_DIRECTIONS] or dense
+    dense = [at for at in matrices(problem).values() if at.operation == "dense"]
+    small = [at for at in dense if at.size <= ALL_DIRECTIONS] or dense
     return small[-2].name if len(small) > 1 else small[0].name if small else None
 
 
@@ -265,7 +264,9 @@ def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[st
         "model": str(problem.model),
         "parameters": sum(p.numel() for p in problem.params.values()),
         "layer": chosen,
-        "layer_shape": list(known[chosen].weight.shape) if chosen is not None else None,
+        "layer_shape": list(problem.params[known[chosen].parameter].shape)
+        if chosen is not None
+        else None,
         "layers": list(known),
         "loss": problem.loss.name,
         "train_samples": len(problem.train),

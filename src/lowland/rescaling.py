@@ -13,8 +13,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
-from lowland.curvature.layers import AffineLayer, Layer, MatrixLayer, layers, tapped
+from lowland.curvature.forward import ForwardPass
+from lowland.curvature.layers import Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -31,42 +34,50 @@ class Joint:
     """Two layers and the hidden units between them, whose scale the function does not see."""
 
     source: Layer
-    target: MatrixLayer
+    target: Layer
 
     @property
     def units(self) -> int:
         """How many units (channels, for a convolution) there are."""
-        return self.source.weight.shape[0]
+        return _units(self.source)
 
     def incoming(self, params: dict[str, Tensor]) -> Tensor:
         """The norm of each unit's incoming weights, (units,)."""
-        return (
-            params[self.source.weight_name].flatten(1).norm(dim=1)
-            if isinstance(self.source, MatrixLayer)
-            else params[self.source.weight_name].abs()
-        )
+        weight = params[self.source.parameter].flatten()
+        if not self.source.is_matrix:
+            return weight.abs()
+        return self.source.matrix(weight).norm(dim=2).flatten()
 
     def outgoing(self, params: dict[str, Tensor]) -> Tensor:
         """The norm of each unit's outgoing weights, (units,)."""
-        return self._by_unit(params[self.target.weight_name]).square().sum((1, 3)).flatten().sqrt()
+        weights = self._by_unit(params[self.target.parameter])
+        return weights.square().sum((1, 3)).flatten().sqrt()
 
     def rescaled(self, params: dict[str, Tensor], scale: Tensor) -> dict[str, Tensor]:
         """The parameters with every unit's incoming weights times ``scale``, (units,)."""
         changed = dict(params)
-        for name in (self.source.weight_name, self.source.bias_name):
-            if name is not None:
-                value = params[name]
-                changed[name] = value * scale.view(-1, *[1] * (value.ndim - 1))
-        weight = params[self.target.weight_name]
-        groups = self.target.groups
-        apart = self._by_unit(weight) / scale.view(groups, 1, -1, 1)
-        changed[self.target.weight_name] = apart.reshape(weight.shape)
+        source, target = params[self.source.parameter], params[self.target.parameter]
+        if self.source.is_matrix:
+            groups, out, _ = self.source.shape
+            into = self.source.matrix(source.flatten()) * scale.view(groups, out, 1)
+            changed[self.source.parameter] = self.source.flat(into).view_as(source)
+        else:
+            changed[self.source.parameter] = source * scale
+        if self.source.bias is not None:
+            changed[self.source.bias] = params[self.source.bias] * scale
+        apart = self._by_unit(target) / scale.view(self.target.shape[0], 1, -1, 1)
+        apart = self.target.flat(apart.reshape(self.target.shape))
+        changed[self.target.parameter] = apart.view_as(target)
         return changed
 
     def _by_unit(self, weight: Tensor) -> Tensor:
         """The target's weight as (groups, outputs, units, places of a unit)."""
         groups, out, _ = self.target.shape
-        return weight.reshape(groups, out, self.units // groups, -1)
+        return self.target.matrix(weight.flatten()).reshape(groups, out, self.units // groups, -1)
+
+
+def _units(source: Layer) -> int:
+    return source.shape[0] * source.shape[1] if source.is_matrix else source.size
 
 
 def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
@@ -126,18 +137,16 @@ def _through_norms(problem: Problem, factor: float, seed: int) -> Problem:
     return _before_norms(problem, followed, factor)
 
 
-def _before_norms(
-    problem: Problem, followed: list[tuple[MatrixLayer, AffineLayer]], factor: float
-) -> Problem:
+def _before_norms(problem: Problem, followed: list[tuple[Layer, Layer]], factor: float) -> Problem:
     """The variance takes the epsilon with it, so that the function is the same to rounding."""
     params = _params(problem)
     changed = {}
     for source, norm in followed:
-        for name in (source.weight_name, source.bias_name):
+        for name in (source.parameter, source.bias):
             if name is not None:
                 params[name] = params[name] * factor
-        module = norm.module
-        assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        module = problem.model.get_submodule(norm.name)
+        assert isinstance(module, _BatchNorm)
         assert module.running_mean is not None
         assert module.running_var is not None
         variance = factor**2 * (module.running_var.double() + module.eps) - module.eps
@@ -180,15 +189,15 @@ def _split(problem: Problem, factor: float, seed: int) -> Problem:
     if not factor > 1:
         raise InputError(f"a split needs a factor above 1; got {factor}")
     model = copy.deepcopy(problem.model)
-    for name, at in layers(problem).items():
-        if not isinstance(at, MatrixLayer) or not name:
-            continue
+    for name, at in matrices(problem).items():
         parent, _, last = name.rpartition(".")
-        first = model.get_submodule(name)
+        first = dict(model.named_modules()).get(name)
+        if not isinstance(first, nn.Linear | _ConvNd) or not name or at.uses > 1:
+            continue
         second = copy.deepcopy(first)
         with torch.no_grad():
-            first.weight.mul_(1 - 1 / factor)  # type: ignore[operator]
-            second.weight.mul_(1 / factor)  # type: ignore[operator]
+            first.weight.mul_(1 - 1 / factor)
+            second.weight.mul_(1 / factor)
         second.register_parameter("bias", None)
         setattr(model.get_submodule(parent), last, Sum(first, second))
     return problem.of(model)
@@ -197,7 +206,7 @@ def _split(problem: Problem, factor: float, seed: int) -> Problem:
 def _outputs(problem: Problem, factor: float, seed: int) -> Problem:
     at = _last(problem)
     params = _params(problem)
-    for name in (at.weight_name, at.bias_name):
+    for name in (at.parameter, at.bias):
         if name is not None:
             params[name] = params[name] * factor
     other = problem.at(params)
@@ -221,38 +230,38 @@ def _some_joints(problem: Problem) -> list[Joint]:
 
 
 def _order(problem: Problem) -> list[Layer]:
-    """The layers as the data meets them."""
-    known = list(layers(problem).values())
-    few = next(problem.batches("train")).map(lambda t: t[:1])
-    with problem.measuring(), torch.no_grad(), tapped(known) as taps:
-        problem.outputs(few.inputs)
-    return [tap.layer for tap in taps.values()]
+    """The matrices and normalisations that are used once, as the data meets them."""
+    every = [
+        at
+        for at in layers(problem).values()
+        if at.uses == 1 and (at.is_matrix or at.operation == "normalisation")
+    ]
+    return sorted(every, key=lambda at: at.order)
 
 
-def _last(problem: Problem) -> MatrixLayer:
-    found = [at for at in _order(problem) if isinstance(at, MatrixLayer)]
-    if not found:
+def _last(problem: Problem) -> Layer:
+    every = [at for at in _order(problem) if at.is_matrix]
+    if not every:
         raise InputError("the model has no dense or convolutional layer that is used once")
-    return found[-1]
+    return every[-1]
 
 
-def _norms(problem: Problem) -> list[tuple[MatrixLayer, AffineLayer]]:
-    """Layers whose outputs a BatchNorm takes as they are: it sees the very same numbers."""
-    known = list(layers(problem).values())
-    few = next(problem.batches("train")).map(lambda t: t[:1])
-    with problem.measuring(), torch.no_grad(), tapped(known) as taps:
-        problem.outputs(few.inputs)
-    found = []
-    for norm in taps.values():
-        if not isinstance(norm.layer.module, nn.BatchNorm1d | nn.BatchNorm2d):
-            continue
-        if norm.layer.module.running_mean is None:
-            continue
-        for source in taps.values():
-            if isinstance(source.layer, MatrixLayer) and torch.equal(source.a.detach(), norm.x):
-                assert isinstance(norm.layer, AffineLayer)
-                found.append((source.layer, norm.layer))
-    return found
+def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
+    """Layers whose outputs a BatchNorm with running statistics takes as they are."""
+    order = _order(problem)
+    modules = dict(problem.model.named_modules())
+    with problem.measuring():
+        few = next(problem.batches("train", 2))
+        seen = ForwardPass(problem, few, [at.parameter for at in order])
+    made_by = {seen.uses[at.parameter][0].node: at for at in order if at.is_matrix}
+    pairs = []
+    for norm in order:
+        module = modules.get(norm.name)
+        if isinstance(module, _BatchNorm) and module.running_mean is not None:
+            before, _ = seen.uses[norm.parameter][0].node.next_functions[0]
+            if before in made_by:
+                pairs.append((made_by[before], norm))
+    return pairs
 
 
 def joints(problem: Problem) -> list[Joint]:
@@ -264,7 +273,7 @@ def joints(problem: Problem) -> list[Joint]:
     with problem.measuring(), torch.no_grad():
         outputs = problem.outputs(few.inputs)
         for source, target in pairwise(order):
-            if not isinstance(target, MatrixLayer) or not _fits(source, target):
+            if not target.is_matrix or not _fits(source, target):
                 continue
             joint = Joint(source, target)
             # Between 1/30 and 30: what is nearly linear near 0, as tanh, is not there.
@@ -278,12 +287,11 @@ def joints(problem: Problem) -> list[Joint]:
     return found
 
 
-def _fits(source: Layer, target: MatrixLayer) -> bool:
+def _fits(source: Layer, target: Layer) -> bool:
     """Whether the target's inputs are the source's units, each at one or more places."""
-    units = source.weight.shape[0]
-    if isinstance(source, AffineLayer) and source.weight.ndim > 1:
-        return False
-    return units % target.groups == 0 and target.shape[2] % (units // target.groups) == 0
+    groups, _, inputs = target.shape
+    units = _units(source)
+    return units % groups == 0 and inputs % (units // groups) == 0
 
 
 def balanced(problem: Problem) -> Problem:

@@ -1,10 +1,11 @@
 """Curvature of the training loss: exact by structure where possible, products everywhere."""
 
-from lowland.curvature.block import LayerBlock, layer_operator
 from lowland.curvature.density import Density, spectral_density
+from lowland.curvature.diagonals import Diagonal, diagonal, trace
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.exact import layer_hessian
 from lowland.curvature.lanczos import Dense, Eigenpairs, eigsh
+from lowland.curvature.layer_blocks import layer_hessian
+from lowland.curvature.layer_operator import LayerBlock, layer_operator
 from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.spectrum import (
     condition_number,
@@ -12,7 +13,6 @@ from lowland.curvature.spectrum import (
     frobenius_norm,
     negative_eigenvalues,
 )
-from lowland.curvature.structured import Diagonal, diagonal, trace
 
 __all__ = [
     "GGN",

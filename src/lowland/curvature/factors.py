@@ -1,28 +1,31 @@
-"""A layer's exact curvature as a product of small factors, one set for each sample.
+"""A parameter's exact curvature as a product of small factors, one set for each sample.
 
-The loss sees a layer's parameters only through its outputs a. With the Jacobian ``J_k = dz_k/da_k``
-of the model's outputs z and ``A_k = d2l_k/dz2``, the layer's block of the Hessian is
+The loss sees a parameter only through the outputs a of its uses. With the Jacobian
+``J_k = dz_k/da_k`` of the model's outputs z and ``A_k = d2l_k/dz2``, its block of the Hessian is
 
-    H = 1/N sum_k B_k^T A_k B_k,    row c of B_k: the gradient of z_c with respect to the weight
+    H = 1/N sum_k B_k^T A_k B_k,    row c of B_k: the gradient of z_c with respect to the parameter
 
-if all that follows the layer is piecewise linear: C backward passes give every ``J_k``. The same
-sum is the generalised Gauss-Newton (GGN) block of any network. Otherwise ``J_k`` is the identity
-and ``A_k = d2l_k/da2`` is differentiated twice with respect to a, a pass for each of its rows. The
-empirical Fisher block has the same form: ``J_k = dl_k/da_k``, a single row, and ``A_k = 1``.
+if z is piecewise linear in the parameter: C backward passes give every ``J_k``. The same sum is the
+generalised Gauss-Newton (GGN) block of any network. Otherwise ``J_k`` is the identity and
+``A_k = d2l_k/da2`` is differentiated twice with respect to a, a pass for each of its rows. The
+empirical Fisher block has the same form: ``J_k = dl_k/da_k``, a single row, and ``A_k = 1``. Where
+a parameter has several uses, B_k is the sum of theirs, so cross terms between uses are part of H.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.curvature.forward import ForwardPass, gradients, jacobian
 from lowland.curvature.lanczos import rounding
-from lowland.curvature.layers import Layer, MatrixLayer, Tap, tapped
+from lowland.curvature.layers import Layer, give_up
 from lowland.curvature.memory import samples_within
-from lowland.curvature.structure import piecewise_linear
+from lowland.curvature.uses import Use
+from lowland.errors import InputError
 from lowland.problem import Problem
 
 Kind = Literal["hessian", "ggn", "fisher"]  # the Fisher block is the empirical one
@@ -36,26 +39,55 @@ _PAIRS = 1 << 20
 _BATCHED = 1 << 16
 
 
+def check_kind(kind: str) -> None:
+    """An error for a matrix that there is not."""
+    if kind not in get_args(Kind):
+        raise InputError(f"kind must be 'hessian', 'ggn' or 'fisher'; got {kind!r}")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One use's share of the gradients of C numbers of each of n samples."""
+
+    x: Tensor  # (n, T, G, in) or (n, T, m), what multiplies the parameter
+    J: Tensor  # (n, C, T, G, out) or (n, C, T, m), gradients with respect to the use's outputs
+    places: Tensor  # (G, out, in) or (m,): the use's own weights in the flat parameter
+
+    def gradients(self) -> Tensor:
+        """The gradients of the C numbers with respect to the use's own weights, (n, C, m)."""
+        if self.places.ndim == 3:
+            return torch.einsum("nctgo,ntgi->ncgoi", self.J, self.x).flatten(2)
+        return torch.einsum("nctm,ntm->ncm", self.J, self.x)
+
+
 @dataclass(frozen=True)
 class Factors:
-    """The factors of one layer's block for n samples."""
+    """The factors of one parameter's block for n samples."""
 
     layer: Layer
-    x: Tensor  # (n, T, ...), what multiplies the weight
-    J: Tensor  # (n, C, T, ...), gradients of C numbers with respect to the layer's outputs
-    A: Tensor  # (n, C, C), second derivatives by those numbers
+    terms: list[Term]
+    A: Tensor  # (n, C, C), second derivatives by the C numbers
     route: str
 
     @property
     def is_outer(self) -> bool:
         """Whether a gradient is one outer product: a dense layer that sees one vector."""
-        return isinstance(self.layer, MatrixLayer) and self.x.shape[1:3] == (1, 1)
+        first = self.terms[0]
+        return len(self.terms) == 1 and first.places.ndim == 3 and first.x.shape[1:3] == (1, 1)
+
+    def gradients(self) -> Tensor:
+        """B, the gradients of the C numbers with respect to the parameter, (n, C, M)."""
+        shares = [(term.places.flatten(), term.gradients()) for term in self.terms]
+        whole = shares[0][1].new_zeros(*shares[0][1].shape[:2], self.layer.size)
+        for places, share in shares:
+            whole[:, :, places] += share
+        return whole
 
     def dense_sum(self) -> Tensor:
         """The sum over samples of the (M, M) blocks; :func:`unpacked` for an outer product's."""
         if self.is_outer:
             return self._packed_sum()
-        B = self.layer.gradients(self.x, self.J)  # (n, C, M)
+        B = self.gradients()
         return (self.A @ B).flatten(0, 1).T @ B.flatten(0, 1)
 
     def _packed_sum(self) -> Tensor:
@@ -64,7 +96,7 @@ class Factors:
         Both factors are symmetric, so one product of their upper triangles holds every entry once:
         a quarter of the work of the full sum.
         """
-        x, J = self.x[:, 0, 0], self.J[:, :, 0, 0]  # (n, in), (n, C, out)
+        x, J = self.terms[0].x[:, 0, 0], self.terms[0].J[:, :, 0, 0]  # (n, in), (n, C, out)
         out, inputs = J.shape[2], x.shape[1]
         o1, o2 = torch.triu_indices(out, out, device=x.device)
         i1, i2 = torch.triu_indices(inputs, inputs, device=x.device)
@@ -77,9 +109,10 @@ class Factors:
         return packed
 
     def diagonal_sum(self) -> Tensor:
-        """The sum over samples of the diagonals of the weight's block, (M,)."""
+        """The sum over samples of the diagonals of the blocks, (M,)."""
         if self.is_outer:
-            J = self.J[:, :, 0, 0]  # (n, C, out)
+            (term,) = self.terms
+            J = term.J[:, :, 0, 0]  # (n, C, out)
             size = max(1, _CACHED // J[0].numel())
             S = torch.cat(  # the diagonals of J^T A J, (n, out)
                 [
@@ -87,128 +120,174 @@ class Factors:
                     for J_, A_ in zip(J.split(size), self.A.split(size), strict=True)
                 ]
             )
-            return (S.T @ self.x[:, 0, 0].square()).flatten()
-        B = self.layer.gradients(self.x, self.J)
+            diagonal = S.new_empty(self.layer.size)
+            diagonal[term.places.flatten()] = (S.T @ term.x[:, 0, 0].square()).flatten()
+            return diagonal
+        B = self.gradients()
         return (B * (self.A @ B)).sum((0, 1))
 
-    def bias_diagonal_sum(self) -> Tensor:
-        """The same for the bias, (outputs,): a weight whose input is always 1."""
-        J = self.J.sum(2).flatten(2)
-        return (J * (self.A @ J)).sum((0, 1))
 
-
-def unpacked(packed: Tensor, out: int, inputs: int) -> Tensor:
-    """The (M, M) block from its entries at pairs of outputs and pairs of inputs."""
+def unpacked(packed: Tensor, layer: Layer) -> Tensor:
+    """The (M, M) block in the parameter's order, from its entries at pairs of rows and columns."""
+    _, out, inputs = layer.shape
 
     def places(n: int) -> Tensor:
         i, j = torch.triu_indices(n, n, device=packed.device)
-        at = torch.empty(n, n, dtype=torch.long, device=packed.device)
-        at[i, j] = at[j, i] = torch.arange(len(i), device=packed.device)
-        return at.flatten()
+        numbers = torch.empty(n, n, dtype=torch.long, device=packed.device)
+        numbers[i, j] = numbers[j, i] = torch.arange(len(i), device=packed.device)
+        return numbers.flatten()
 
     full = packed.index_select(0, places(out)).index_select(1, places(inputs))
     full = full.view(out, out, inputs, inputs).transpose(1, 2)
-    return full.reshape(out * inputs, out * inputs)
+    full = full.reshape(out * inputs, out * inputs)
+    if layer.in_order:
+        return full
+    back = layer.flat(torch.arange(layer.size, device=packed.device).view(layer.shape))
+    return full[back][:, back]
 
 
 def factors(
-    problem: Problem, chosen: list[Layer], kind: Kind = "hessian", split: str = "train"
+    problem: Problem, chosen: Sequence[Layer], kind: Kind = "hessian", split: str = "train"
 ) -> Iterator[dict[str, Factors]]:
-    """Chunk by chunk, the factors of every chosen layer, from one forward pass each."""
-    if not chosen:
+    """Chunk by chunk, the factors of every chosen parameter by its name, from one pass each.
+
+    A parameter that cannot be seen through on some of the data is left out from there on, and
+    counts as opaque: compare :func:`parameters` before and after.
+    """
+    check_kind(kind)
+    left = {layer.parameter: layer for layer in chosen}
+    if not left:
         return
     with problem.measuring():
-        one = next(problem.batches(split)).map(lambda t: t[:1])
-        with tapped(chosen) as taps:
-            z = problem.outputs(one.inputs)
-        each = _bytes(z, list(taps.values()), kind)
+        each = sum(factor_bytes(problem, layer, kind)[1] for layer in chosen)
         for batch in problem.batches(split, samples_within(problem, each)):
-            yield _of_batch(problem, batch, chosen, kind)
+            seen = ForwardPass(problem, batch, left)
+            give_up(problem, seen.opaque)
+            left = {name: layer for name, layer in left.items() if name not in seen.opaque}
+            if not left:
+                return
+            yield _of_batch(problem, batch, seen, left, kind)
 
 
-def factor_bytes(problem: Problem, at: Layer, kind: Kind) -> tuple[int, int]:
+def sample_gradients(problem: Problem, batch: Batch, layer: Layer) -> Tensor:
+    """The gradients of every sample's own loss with respect to one parameter, (n, M)."""
+    with problem.measuring():
+        seen = ForwardPass(problem, batch, [layer.parameter])
+        if seen.opaque:
+            raise InputError(f"layer {layer.name!r} {seen.opaque[layer.parameter]}")
+        losses = problem.loss(seen.outputs, batch.targets)
+        return _fisher(losses, seen, {layer.parameter: layer})[layer.parameter].gradients()[:, 0]
+
+
+def factor_bytes(problem: Problem, layer: Layer, kind: Kind) -> tuple[int, int]:
     """What one sample takes: its factors of a layer, and all that is made on the way."""
-    with problem.measuring():
-        one = next(problem.batches("train")).map(lambda t: t[:1])
-        with tapped([at]) as taps:
-            z = problem.outputs(one.inputs)
-        (tap,) = taps.values()
-        C = _rows(z, tap, kind)
-        numbers = at.inputs(tap.x).numel() + C * tap.a.numel() + C * C
-        return numbers * problem.dtype.itemsize, _bytes(z, [tap], kind)
+    C = _rows(problem, layer, kind)
+    inputs = layer.positions * (layer.shape[0] * layer.shape[2] if layer.is_matrix else layer.size)
+    numbers = inputs + C * layer.outputs + C * C
+    outer = layer.is_matrix and layer.uses == 1 and layer.positions == 1
+    return numbers * problem.dtype.itemsize, 8 * (numbers + (0 if outer else 2 * C * layer.size))
 
 
-def passes(problem: Problem, chosen: list[Layer]) -> dict[str, int]:
-    """How many double backward passes each layer's exact Hessian block takes.
+def passes(layer: Layer) -> int:
+    """How many double backward passes the exact Hessian block takes.
 
-    0 where all that follows the layer is piecewise linear: its block is its GGN block.
+    0 where the outputs are piecewise linear in the parameter: its block is its GGN block.
     """
-    with problem.measuring():
-        one = next(problem.batches("train")).map(lambda t: t[:1])
-        with tapped(chosen) as taps:
-            z = problem.outputs(one.inputs)
-        return {name: 0 if piecewise_linear(z, t.a) else t.a.numel() for name, t in taps.items()}
+    return layer.outputs if layer.curved else 0
 
 
-def _rows(z: Tensor, tap: Tap, kind: Kind) -> int:
+def _rows(problem: Problem, layer: Layer, kind: Kind) -> int:
     """C, the number of rows of J for one sample."""
     if kind == "fisher":
         return 1
-    return z.numel() if kind == "ggn" or piecewise_linear(z, tap.a) else tap.a.numel()
-
-
-def _bytes(z: Tensor, taps: list[Tap], kind: Kind) -> int:
-    """What the factors of one sample take in float64, with the gradients made of them."""
-    numbers = 0
-    for t in taps:
-        C = _rows(z, t, kind)
-        x = t.layer.inputs(t.x)
-        outer = isinstance(t.layer, MatrixLayer) and x.shape[1:3] == (1, 1)
-        numbers += x.numel() + C * t.a.numel() + C * C
-        numbers += 0 if outer else 2 * C * t.layer.weight.numel()
-    return 8 * numbers
+    if kind == "hessian" and layer.curved:
+        return layer.outputs
+    with problem.measuring(), torch.no_grad():
+        return problem.outputs(next(problem.batches("train", 1)).inputs).numel()
 
 
 def _of_batch(
-    problem: Problem, batch: Batch, chosen: list[Layer], kind: Kind
+    problem: Problem, batch: Batch, seen: ForwardPass, chosen: dict[str, Layer], kind: Kind
 ) -> dict[str, Factors]:
-    with tapped(chosen) as taps:
-        z = problem.outputs(batch.inputs)
-    losses = problem.loss(z, batch.targets)
+    losses = problem.loss(seen.outputs, batch.targets)
     if kind == "fisher":
-        return _gradients(losses, taps)
-    through = [t for t in taps.values() if kind == "ggn" or piecewise_linear(z, t.a)]
+        return _fisher(losses, seen, chosen)
+    through = {n: at for n, at in chosen.items() if kind == "ggn" or n not in seen.curved}
     found = {}
     if through:
-        A = output_curvature(problem, z.detach(), batch.targets)
-        seen = _seen(A)
-        J, A = _jacobians(z, [t.a for t in through], seen), seen @ A @ seen.T
-        for t, columns in zip(through, J, strict=True):
-            C, n = columns.shape[:2]
-            J_t = t.layer.outputs(columns.flatten(0, 1)).unflatten(0, (C, n)).transpose(0, 1)
-            x = t.layer.inputs(t.x)
-            found[t.layer.name] = Factors(t.layer, x, J_t, A, "C backward passes")
-    for name, t in taps.items():
+        A = output_curvature(problem, seen.outputs.detach(), batch.targets)
+        rows = _rows_with_curvature(A)
+        A = rows @ A @ rows.T
+        uses = [(name, i, use) for name in through for i, use in enumerate(seen.uses[name])]
+        J = _jacobians(seen.outputs, [use for *_, use in uses], rows)
+        terms: dict[str, list[Term]] = {name: [] for name in through}
+        for (name, i, use), columns in zip(uses, J, strict=True):
+            x = seen.inputs(name)[i]
+            terms[name].append(Term(x, seen.by_sample(name, i, columns), use.places))
+        for name, at in through.items():
+            found[name] = Factors(at, _merged(terms[name]), A, "C backward passes")
+    for name, at in chosen.items():
         if name not in found:
-            x, eye = t.layer.inputs(t.x), _identity(t)
-            A = second_derivative(losses, t.a)
-            found[name] = Factors(t.layer, x, eye, A, "double backward of the layer's outputs")
+            found[name] = _twice(losses, seen, at)
     return found
 
 
-def _gradients(losses: Tensor, taps: dict[str, Tap]) -> dict[str, Factors]:
+def _fisher(losses: Tensor, seen: ForwardPass, chosen: dict[str, Layer]) -> dict[str, Factors]:
     """The factors of the empirical Fisher blocks, from one backward pass."""
-    found = torch.autograd.grad(losses.sum(), [t.a for t in taps.values()], materialize_grads=True)
-    one = losses.new_ones(len(losses), 1, 1)
+    uses = [(name, i, use) for name in chosen for i, use in enumerate(seen.uses[name])]
+    terms: dict[str, list[Term]] = {name: [] for name in chosen}
+    every = gradients(losses, [use for *_, use in uses])
+    for (name, i, use), gradient in zip(uses, every, strict=True):
+        J = seen.by_sample(name, i, gradient.unsqueeze(0))
+        terms[name].append(Term(seen.inputs(name)[i], J, use.places))
+    one = losses.detach().new_ones(len(losses), 1, 1)
     return {
-        name: Factors(
-            t.layer, t.layer.inputs(t.x), t.layer.outputs(g).unsqueeze(1), one, "one backward pass"
-        )
-        for (name, t), g in zip(taps.items(), found, strict=True)
+        name: Factors(at, _merged(terms[name]), one, "one backward pass")
+        for name, at in chosen.items()
     }
 
 
-def _seen(A: Tensor) -> Tensor:
+def _twice(losses: Tensor, seen: ForwardPass, at: Layer) -> Factors:
+    """The loss differentiated twice with respect to the outputs of all uses of one parameter."""
+    name, uses = at.parameter, seen.uses[at.parameter]
+    if any(use.in_series for use in uses):
+        raise InputError(
+            f"layer {at.name!r} is used in series, so that its Hessian does not follow from its "
+            f"outputs; use hessian(problem, {name!r})"
+        )
+
+    def flat(every: Sequence[Tensor]) -> Tensor:
+        """Of all uses, (n, D)."""
+        parts = [seen.by_sample(name, i, g.unsqueeze(0)) for i, g in enumerate(every)]
+        return torch.cat([part.flatten(1) for part in parts], 1)
+
+    gradient = flat(gradients(losses, uses, create_graph=True))
+    n, D = gradient.shape
+    if gradient.requires_grad:
+        A = torch.stack([flat(gradients(gradient[:, d], uses)) for d in range(D)], 1).detach()
+        A = (A + A.mT) / 2
+    else:  # the loss is linear here
+        A = gradient.new_zeros(n, D, D)
+    eye = torch.eye(D, dtype=A.dtype, device=A.device)
+    terms, start = [], 0
+    for use, x, arrangement in zip(uses, seen.inputs(name), seen.arrangements[name], strict=True):
+        shape = arrangement(use.rows(gradient.new_zeros(1, *use.output_shape))[0]).shape[1:]
+        own = eye[:, start : start + shape.numel()].view(D, *shape)
+        terms.append(Term(x, own.expand(n, *own.shape), use.places))
+        start += shape.numel()
+    return Factors(at, _merged(terms), A, "double backward of the layer's outputs")
+
+
+def _merged(terms: list[Term]) -> list[Term]:
+    """Several uses of one whole matrix as more positions of a single one."""
+    first, *others = terms
+    if not others or not all(torch.equal(first.places, term.places) for term in others):
+        return terms
+    x = torch.cat([term.x for term in terms], 1)
+    return [Term(x, torch.cat([term.J for term in terms], 2), first.places)]
+
+
+def _rows_with_curvature(A: Tensor) -> Tensor:
     """Orthonormal rows (r, C) that span all directions of outputs with curvature.
 
     Behind a softmax a common shift of all outputs has none: one backward pass less.
@@ -221,26 +300,13 @@ def _seen(A: Tensor) -> Tensor:
     return (eye - 2 * torch.outer(v, v) / v.square().sum())[1:]
 
 
-def _jacobians(z: Tensor, points: list[Tensor], rows: Tensor) -> list[Tensor]:
-    """For each point a: the gradients of ``rows z`` with respect to a, (r, n, ...)."""
-    flat = z.flatten(1)
-    n, (r, C) = len(flat), rows.shape
-    units = rows.unsqueeze(1).expand(r, n, C)
+def _jacobians(z: Tensor, uses: list[Use], rows: Tensor) -> list[Tensor]:
+    """For each use: the gradients of ``rows z`` with respect to its outputs, (r, *outputs)."""
+    n, (r, C) = len(z), rows.shape
+    units = rows.unsqueeze(1).expand(r, n, C).reshape(r, *z.shape)
     if r * n <= _BATCHED:  # all of them in one pass: as many samples, fewer calls
-        return list(
-            torch.autograd.grad(
-                flat,
-                points,
-                units,
-                retain_graph=True,
-                is_grads_batched=True,
-                materialize_grads=True,
-            )
-        )
-    found = [
-        torch.autograd.grad(flat, points, unit, retain_graph=True, materialize_grads=True)
-        for unit in units
-    ]
+        return jacobian(z, uses, units)
+    found = [gradients(z, uses, unit) for unit in units]
     return [torch.stack(column) for column in zip(*found, strict=True)]
 
 
@@ -253,22 +319,18 @@ def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     return second_derivative(problem.loss(leaf, targets), leaf)
 
 
-def _identity(tap: Tap) -> Tensor:
-    """dz/da where z is a itself, (n, D, T, ...)."""
-    n, *shape = tap.a.shape
-    D = tap.a[0].numel()
-    eye = torch.eye(D, dtype=tap.a.dtype, device=tap.a.device).view(D, *shape)
-    return tap.layer.outputs(eye).expand(n, D, *tap.layer.outputs(eye).shape[1:])
-
-
-def second_derivative(losses: Tensor, at: Tensor) -> Tensor:
-    """``d2l/d at2`` for each sample, (n, D, D) with D the size of one sample of ``at``."""
-    (gradient,) = torch.autograd.grad(losses.sum(), at, create_graph=True, materialize_grads=True)
+def second_derivative(losses: Tensor, point: Tensor) -> Tensor:
+    """``d2l/d point2`` for each sample, (n, D, D) with D the size of one sample of the point."""
+    (gradient,) = torch.autograd.grad(
+        losses.sum(), point, create_graph=True, materialize_grads=True
+    )
     gradient = gradient.flatten(1)  # (n, D)
     if not gradient.requires_grad:  # the loss is linear here
         return gradient.new_zeros(*gradient.shape, gradient.shape[1])
     rows = [
-        torch.autograd.grad(gradient[:, d].sum(), at, retain_graph=True, materialize_grads=True)[0]
+        torch.autograd.grad(gradient[:, d].sum(), point, retain_graph=True, materialize_grads=True)[
+            0
+        ]
         for d in range(gradient.shape[1])
     ]
     S = torch.stack([r.detach().flatten(1) for r in rows], dim=1)

@@ -8,18 +8,20 @@ samples, where a random vector in weight space would be one draw. Shifts of all 
 one pass; their cross terms vanish on average.
 """
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factors import output_curvature
-from lowland.curvature.layers import Layer, MatrixLayer
+from lowland.curvature.forward import ForwardPass, gradients
+from lowland.curvature.layers import Layer
+from lowland.curvature.uses import Use
 from lowland.distributed import total
+from lowland.errors import InputError
 from lowland.problem import Problem
 
 METHOD = "random shifts of each sample's outputs"
@@ -31,18 +33,18 @@ _DRAWN = 1 << 24
 def remainder_trace(
     problem: Problem,
     curved: list[Layer],
-    names: list[str],
     *,
     target: float,
     max_passes: int = 256,
     seed: int = 0,
 ) -> Estimate:
-    """The trace of ``H - GGN`` over the parameters ``names`` of layers that can be seen through.
+    """The trace of ``H - GGN`` over parameters that can be seen through.
 
     Passes are doubled until the standard error is below ``target``. It is pooled over samples, each
     with as many draws as there were passes.
     """
-    draws = _Draws.of(problem, curved, names)
+    names = [layer.parameter for layer in curved]
+    draws = _Draws(problem, names)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
     count = problem.count()
     # One row for each parameter, and one for all: cross terms make the parts depend on each other.
@@ -75,13 +77,7 @@ def remainder_trace(
 @dataclass(frozen=True)
 class _Draws:
     problem: Problem
-    places: dict[str, tuple[Layer, bool]]  # by parameter name: its layer, and whether it is a bias
-
-    @classmethod
-    def of(cls, problem: Problem, curved: list[Layer], names: list[str]) -> "_Draws":
-        known = {at.weight_name: (at, False) for at in curved}
-        known |= {at.bias_name: (at, True) for at in curved if at.bias_name}
-        return cls(problem, {name: known[name] for name in names})
+    names: list[str]
 
     def one_pass(self, generator: torch.Generator) -> Iterator[Tensor]:
         """Each sample's estimate for each parameter, (names, n), batch by batch."""
@@ -91,72 +87,67 @@ class _Draws:
 
     def _of_batch(self, batch: Batch, generator: torch.Generator) -> Tensor:
         problem = self.problem
-        # How far each sample's outputs are shifted for each parameter.
-        t = torch.zeros(
-            len(self.places), len(batch), dtype=problem.dtype, device=problem.device
-        ).requires_grad_()
-        with self._shifted(t, generator):
-            z = problem.outputs(batch.inputs)
+        seen = ForwardPass(problem, batch, self.names)
+        if seen.opaque:
+            name, reason = next(iter(seen.opaque.items()))
+            raise InputError(f"{name!r} {reason}")
+        z = seen.outputs
         losses = problem.loss(z, batch.targets)
+        uses = [use for name in self.names for use in seen.uses[name]]
+        shifts = [u for name in self.names for u in _shifts(seen, name, generator)]
+
+        def along(every: list[Tensor]) -> Tensor:
+            """The sum of what is shifted times how far."""
+            return torch.stack([(g * u).sum() for g, u in zip(every, shifts, strict=True)]).sum()
+
         # dz along all shifts: the gradient of c . z is linear in c
         c = torch.zeros_like(z).requires_grad_()
-        (linear,) = torch.autograd.grad(z, t, c, create_graph=True)
-        (dz,) = torch.autograd.grad(linear.sum(), c, retain_graph=True)
+        (dz,) = torch.autograd.grad(along(gradients(z, uses, c, create_graph=True)), c)
         A = output_curvature(problem, z.detach(), batch.targets)
         Adz = (A @ dz.flatten(1).unsqueeze(2)).view_as(z)
-        (gauss_newton,) = torch.autograd.grad(z, t, Adz, retain_graph=True)
-        (first,) = torch.autograd.grad(losses.sum(), t, create_graph=True)
-        (second,) = torch.autograd.grad(first.sum(), t)
-        return (second - gauss_newton).double()
-
-    @contextlib.contextmanager
-    def _shifted(self, t: Tensor, generator: torch.Generator) -> Iterator[None]:
-        rows = dict(zip(self.places, t, strict=True))
-        layers = {at.name: at for at, _ in self.places.values()}
-
-        def hook(at: Layer):  # type: ignore[no-untyped-def]
-            def shift(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> Tensor:
-                x = at.inputs((args[0] if args else kwargs["input"]).detach())
-                for name, (layer, is_bias) in self.places.items():
-                    if layer.name == at.name:
-                        u = _response(at, x, is_bias, generator)
-                        a = rows[name].view(-1, *[1] * (u.ndim - 1)) * u
-                        output = output + at.restored(a, output.shape)
-                return output
-
-            return shift
-
-        handles = [
-            at.module.register_forward_hook(hook(at), with_kwargs=True, prepend=True)
-            for at in layers.values()
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        gauss_newton = gradients(z, uses, Adz)
+        first = along(gradients(losses, uses, create_graph=True))
+        second = gradients(first, uses) if first.requires_grad else gauss_newton
+        rows = {name: losses.new_zeros(len(losses), dtype=torch.float64) for name in self.names}
+        places = [(name, i) for name in self.names for i in range(len(seen.uses[name]))]
+        for (name, i), u, s, g in zip(places, shifts, second, gauss_newton, strict=True):
+            product = seen.by_sample(name, i, (u * (s - g)).unsqueeze(0))
+            rows[name] += product.detach().double().flatten(1).sum(1)
+        return torch.stack(list(rows.values()))
 
 
-def _response(at: Layer, x: Tensor, is_bias: bool, generator: torch.Generator) -> Tensor:
-    """How the outputs (n, T, ...) answer to noise of unit variance on the weight or the bias."""
-    n, T = x.shape[:2]
+def _shifts(seen: ForwardPass, name: str, generator: torch.Generator) -> list[Tensor]:
+    """How the outputs of each use answer to noise of unit variance on the parameter.
+
+    Every sample has a noise of its own, the same in all uses.
+    """
+    uses, inputs = seen.uses[name], seen.inputs(name)
+    n, x = seen.count, inputs[0]
 
     def signs(*shape: int) -> Tensor:
         drawn = torch.randint(2, shape, generator=generator, device=x.device)
         return (2 * drawn - 1).to(x.dtype)
 
-    if not isinstance(at, MatrixLayer):
-        z = signs(n, 1, x.shape[2])
-        return z.expand(n, T, -1) if is_bias else z * x
-    groups, out, inputs = at.shape
-    if is_bias:
-        return signs(n, 1, groups, out).expand(n, T, -1, -1)
-    if T == 1:  # W x for noise W: |x| times noise
-        return signs(n, 1, groups, out) * x.norm(dim=3, keepdim=True)
-    some = max(1, _DRAWN // at.weight.numel())
-    return torch.cat(
-        [
-            torch.einsum("ngoi,ntgi->ntgo", signs(len(part), groups, out, inputs), part)
-            for part in x.split(some)
-        ]
-    )
+    if len(uses) == 1 and uses[0].places.ndim == 3 and x.shape[1] == 1:
+        groups, out, _ = uses[0].places.shape
+        answers = [signs(n, 1, groups, out) * x.norm(dim=3, keepdim=True)]  # W x: |x| times noise
+    else:
+        answers = _answers(uses, inputs, seen.leaves[name].numel(), signs)
+    return [seen.as_outputs(name, i, answer) for i, answer in enumerate(answers)]
+
+
+def _answers(
+    uses: list[Use], inputs: list[Tensor], size: int, signs: Callable[..., Tensor]
+) -> list[Tensor]:
+    """(n, T, G, out) or (n, T, m) of each use, from noise on all entries of the parameter."""
+    n, some = len(inputs[0]), max(1, _DRAWN // size)
+    chunks: list[list[Tensor]] = [[] for _ in uses]
+    for start in range(0, n, some):
+        noise = signs(min(some, n - start), size)
+        for use, x, chunk in zip(uses, inputs, chunks, strict=True):
+            part, weights = x[start : start + some], noise[:, use.places]
+            if use.places.ndim == 3:
+                chunk.append(torch.einsum("ngoi,ntgi->ntgo", weights, part))
+            else:
+                chunk.append(weights.unsqueeze(1) * part)
+    return [torch.cat(chunk) for chunk in chunks]

@@ -1,16 +1,16 @@
 """The directions that the gap is decomposed over: eigenvectors of a layer's curvature."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lowland.curvature import eigsh, fisher, ggn, hessian
-from lowland.curvature.block import layer_operators
-from lowland.curvature.exact import layer_hessians
 from lowland.curvature.factors import Kind, factor_bytes, passes
 from lowland.curvature.lanczos import Operator, rounding
-from lowland.curvature.layers import MatrixLayer
+from lowland.curvature.layer_blocks import layer_hessians
+from lowland.curvature.layer_operator import layer_operators
+from lowland.curvature.layers import Layer
 from lowland.problem import Problem
 
 # Up to this many weights all eigenvectors are computed: a quarter of a minute on two cores.
@@ -23,7 +23,10 @@ _PASSES = 1024
 
 @dataclass(frozen=True)
 class Basis:
-    """Orthonormal directions (M, n) with the curvature along each of them."""
+    """Orthonormal directions (M, n) with the curvature along each of them.
+
+    The weights are in the order of the layer's matrices, (G, out, in).
+    """
 
     values: Tensor  # (n,)
     vectors: Tensor  # (M, n)
@@ -36,7 +39,7 @@ class Basis:
 
 
 def bases(
-    problem: Problem, chosen: list[MatrixLayer], kind: Kind, directions: int | None
+    problem: Problem, chosen: list[Layer], kind: Kind, directions: int | None
 ) -> dict[str, Basis]:
     """Every layer's directions, all that can share a pass over the data from one."""
     routes = {at.name: _route(problem, at, kind, directions) for at in chosen}
@@ -51,15 +54,18 @@ def bases(
     operators = {"hessian": hessian, "ggn": ggn, "fisher": fisher}
     for at in chosen:
         if routes[at.name] == "products":
-            operator = operators[kind](problem, at.weight_name)
+            operator = operators[kind](problem, [at.parameter])
             found[at.name] = _leading(operator, directions, "products by autograd")
-    return found
+    return {
+        at.name: replace(found[at.name], vectors=at.matrix(found[at.name].vectors).flatten(0, 2))
+        for at in chosen
+    }
 
 
-def _route(problem: Problem, at: MatrixLayer, kind: Kind, directions: int | None) -> str:
-    M = at.weight.numel()
+def _route(problem: Problem, at: Layer, kind: Kind, directions: int | None) -> str:
+    M = at.size
     held, used = factor_bytes(problem, at, kind)
-    fits = kind != "hessian" or passes(problem, [at])[at.name] <= _PASSES
+    fits = kind != "hessian" or passes(at) <= _PASSES
     wanted = M if directions is None and M <= ALL_DIRECTIONS else directions or LEADING
     if fits and wanted >= M and used <= problem.memory:
         return "dense"

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.factors import Kind
-from lowland.curvature.layers import MatrixLayer, layer, layers
+from lowland.curvature.layers import Layer, layer, matrices
 from lowland.dual.basis import ALL_DIRECTIONS, LEADING, Basis, bases, canonical, null_directions
 from lowland.dual.bootstrap import intervals
 from lowland.dual.expansion import expansion
 from lowland.dual.flatness import flatness
 from lowland.dual.moments import moments, unseen_sigma_g
 from lowland.dual.pairing import Pairs, pair
-from lowland.dual.shifts import Paired, Shifts, dual_shifts, held_bytes, positions
+from lowland.dual.shifts import Paired, Shifts, dual_shifts, held_bytes
 from lowland.errors import InputError
 from lowland.problem import Problem
 from lowland.rescaling import balanced
@@ -246,7 +246,7 @@ def duality(  # type: ignore[misc]
     gap = float(problem.losses("test").double().mean() - problem.losses("train").double().mean())
     if gauge == "balanced":
         problem = balanced(problem)
-        chosen = [at for at in map(_matrix_layers(problem).get, [at.name for at in chosen]) if at]
+        chosen = [at for at in map(_with_dual(problem).get, [at.name for at in chosen]) if at]
 
     asked = _Asked(n_sharp, basis, gauge, leading_order, widths, seed, progress)
     found: dict[str, Decomposition] = {}
@@ -263,7 +263,7 @@ def duality(  # type: ignore[misc]
                     raise InputError(str(error)) from error
                 skipped[at.name] = str(error)
     if isinstance(name, str):
-        return found[name]
+        return found[chosen[0].name]
     if not found:
         raise InputError(
             f"no layer has a dual: {'; '.join(skipped.values()) or 'the model has none'}"
@@ -290,7 +290,7 @@ class _Asked:
 
 def _decomposed(
     problem: Problem,
-    at: MatrixLayer,
+    at: Layer,
     asked: _Asked,
     pairs: Pairs,
     gap: float,
@@ -362,10 +362,10 @@ def _decomposed(
         sharp=sharp,
         flat=eq11 - sharp,
         n_sharp=n,
-        directions=at.weight.numel(),
+        directions=at.size,
         route=known.route,
         unseen_sigma_g=0.0 if known.complete else unseen_sigma_g(shifts, ratio, vectors),
-        weight_norm=float(at.weight.double().norm()),
+        weight_norm=float(problem.params[at.parameter].double().norm()),
         total_w=float(found.sigma_w.square().sum()),
         total_w_data=found.total_w,
         total_g=found.total_g,
@@ -420,16 +420,15 @@ def _degenerate(shifts: Shifts, pairs: Pairs) -> dict[str, int]:
     }
 
 
-def _matrix_layers(problem: Problem) -> dict[str, MatrixLayer]:
-    return {name: at for name, at in layers(problem).items() if isinstance(at, MatrixLayer)}
+def _with_dual(problem: Problem) -> dict[str, Layer]:
+    """The layers that a sample acts on as one matrix: what comes out of it does not come back."""
+    return {name: at for name, at in matrices(problem).items() if not at.in_series}
 
 
-def _chosen(
-    problem: Problem, name: str | list[str] | None
-) -> tuple[list[MatrixLayer], dict[str, str]]:
+def _chosen(problem: Problem, name: str | list[str] | None) -> tuple[list[Layer], dict[str, str]]:
     """The layers, and those left out when all were asked for."""
     if name is None:
-        found = list(_matrix_layers(problem).values())
+        found = list(_with_dual(problem).values())
         if not found:
             raise InputError(
                 "the model has no dense or convolutional layer that is used once, so no layer has "
@@ -441,17 +440,18 @@ def _chosen(
     chosen = []
     for one in [name] if isinstance(name, str) else dict.fromkeys(name):
         at = layer(problem, one)
-        if not isinstance(at, MatrixLayer):
+        if at.name not in _with_dual(problem):
+            why = "used in series" if at.in_series else f"a {at.operation}"
             raise InputError(
-                f"layer {one!r} is {type(at.module).__name__}; the duality is of dense and "
-                f"convolutional layers: {', '.join(map(repr, _matrix_layers(problem)))}"
+                f"layer {one!r} is {why}; the duality is of dense and convolutional layers: "
+                f"{', '.join(map(repr, _with_dual(problem)))}"
             )
         chosen.append(at)
     return chosen, {}
 
 
-def _check_n_sharp(n_sharp: int | Rule | None, at: MatrixLayer, directions: int | None) -> None:
-    M = at.weight.numel()
+def _check_n_sharp(n_sharp: int | Rule | None, at: Layer, directions: int | None) -> None:
+    M = at.size
     if directions is not None and directions < 1:
         raise InputError(f"directions must be at least 1; got {directions}")
     listed = min(M, directions or (M if M <= ALL_DIRECTIONS else LEADING))
@@ -481,16 +481,15 @@ def _n_sharp(rule: int | Rule | None, sigma_g: Tensor, total_g: float) -> int:
 
 
 def _groups(
-    problem: Problem, chosen: list[MatrixLayer], pairs: int, directions: int | None
-) -> Iterator[list[MatrixLayer]]:
+    problem: Problem, chosen: list[Layer], pairs: int, directions: int | None
+) -> Iterator[list[Layer]]:
     """The layers in as few groups as the memory budget allows, in order."""
-    T = positions(problem, chosen)
-    group: list[MatrixLayer] = []
+    group: list[Layer] = []
     held = 0
     for at in chosen:
-        M = at.weight.numel()
+        M = at.size
         listed = min(M, directions or (M if M <= ALL_DIRECTIONS else LEADING))
-        need = held_bytes(at, T[at.name], pairs) + 8 * M * listed * 3
+        need = held_bytes(at, pairs) + 8 * M * listed * 3
         if need > problem.memory:
             raise InputError(
                 f"layer {at.name!r} needs {need / 2**20:,.0f} MiB for its {pairs:,} dual shifts "
@@ -506,6 +505,6 @@ def _groups(
     yield group
 
 
-def _listed(group: list[MatrixLayer]) -> str:
+def _listed(group: list[Layer]) -> str:
     names = ", ".join(repr(at.name) for at in group[:3])
     return f"layer {names}" if len(group) == 1 else f"layers {names}{', ...' * (len(group) > 3)}"

@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature.layers import MatrixLayer, tapped
-from lowland.dual.replay import losses_with_each
+from lowland.curvature.factors import sample_gradients
+from lowland.curvature.layers import Layer
+from lowland.dual.replay import losses_at_own, shaped
 from lowland.dual.shifts import Shifts
 from lowland.problem import Problem
 
-# Numbers in flight in the layer's outputs: 32 MiB in float64.
-_OUTPUTS = 1 << 22
+# Weights in flight, one matrix for each sample and direction: 64 MiB in float64.
+_WEIGHTS = 1 << 23
 # And in gradients of single samples: 64 MiB.
 _GRADIENTS = 1 << 23
 
@@ -45,21 +46,18 @@ def expansion(
     return {"finite": finite, "alone": alone, "linear": linear, "gradient_square": square}
 
 
-def _of_chunk(problem: Problem, at: MatrixLayer, batch: Batch, w: Tensor, E: Tensor) -> Tensor:
+def _of_chunk(problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor) -> Tensor:
     with problem.measuring():
-        with tapped([at]) as taps:
-            losses = problem.loss(problem.outputs(batch.inputs), batch.targets)
-        tap = taps[at.name]
-        (delta,) = torch.autograd.grad(losses.sum(), tap.a, materialize_grads=True)
-        x = at.inputs(tap.x)
-        gradient = at.gradients(x, at.outputs(delta).unsqueeze(1))[:, 0].double() @ E  # (k, n)
+        gradients = sample_gradients(problem, batch, at).double()  # (k, M)
+        gradient = at.matrix(gradients.T).flatten(0, 2).T @ E  # (k, n)
         with torch.no_grad():
-            finite, alone = _losses_along(problem, at, batch, tap.a.detach(), x.double(), w, E)
-    before = torch.cat([losses.detach().double().unsqueeze(0), finite[:-1]])
+            losses = problem.loss(problem.outputs(batch.inputs), batch.targets).double()
+            finite, alone = _losses_along(problem, at, batch, w, E)
+    before = torch.cat([losses.unsqueeze(0), finite[:-1]])
     return torch.stack(
         [
             (finite - before).sum(1),
-            (alone - losses.detach()).sum(1),
+            (alone - losses).sum(1),
             (gradient * w).sum(0),
             gradient.square().sum(0),
         ]
@@ -67,24 +65,19 @@ def _of_chunk(problem: Problem, at: MatrixLayer, batch: Batch, w: Tensor, E: Ten
 
 
 def _losses_along(
-    problem: Problem, at: MatrixLayer, batch: Batch, a: Tensor, x: Tensor, w: Tensor, E: Tensor
+    problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses (n, k) after the first n steps together, and after step n alone."""
     finite: list[Tensor] = []
     alone: list[Tensor] = []
-    walked = torch.zeros_like(at.outputs(a), dtype=torch.float64)
-    block = max(1, _OUTPUTS // a.numel())
+    W = at.matrix(problem.params[at.parameter].double().flatten()).flatten()
+    walked = W.expand(len(w), -1)
+    block = max(1, _WEIGHTS // walked.numel())
     for part, steps in zip(E.split(block, dim=1), w.split(block, dim=1), strict=True):
-        each = responses(at, x, part) * steps.T.reshape(-1, len(a), 1, 1, 1)  # (b, k, T, G, out)
+        each = steps.T.unsqueeze(2) * part.T.unsqueeze(1)  # (b, k, M)
         together = walked + each.cumsum(0)
         walked = together[-1]
-        for changes, losses in ((together, finite), (each, alone)):
-            moved = a + torch.stack([at.restored(c, a.shape) for c in changes]).to(a.dtype)
-            losses.append(losses_with_each(problem, at, batch, moved).double())
+        for weights, losses in ((together, finite), (W + each, alone)):
+            moved = shaped(problem, at, weights)
+            losses.append(losses_at_own(problem, at.parameter, batch, moved).double())
     return torch.cat(finite), torch.cat(alone)
-
-
-def responses(at: MatrixLayer, x: Tensor, E: Tensor) -> Tensor:
-    """How the layer's outputs change along each column of E, (b, k, T, G, out)."""
-    directions = E.T.reshape(-1, *at.shape)  # (b, G, out, in)
-    return torch.einsum("bgoi,ktgi->bktgo", directions, x)

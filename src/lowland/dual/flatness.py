@@ -9,10 +9,8 @@ import math
 import torch
 from torch import Tensor
 
-from lowland.curvature.layers import MatrixLayer, tapped
-from lowland.dual.expansion import responses
-from lowland.dual.replay import losses_with_each
-from lowland.dual.shifts import positions
+from lowland.curvature.layers import Layer
+from lowland.dual.replay import losses_at_each, shaped
 from lowland.problem import Problem
 
 FACTORS = {"flatness": 2.0, "flatness_e": math.e}
@@ -25,7 +23,7 @@ _STEPS = 40
 _ACCURACY = 1e-3
 
 
-def flatness(problem: Problem, at: MatrixLayer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
+def flatness(problem: Problem, at: Layer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
     """The widths (n,) along the columns of E, by definition; infinite where the loss never grows.
 
     A loss of 0 has no factor, and so no widths: NaN.
@@ -38,8 +36,7 @@ def flatness(problem: Problem, at: MatrixLayer, E: Tensor, curvature: Tensor) ->
     if loss <= 0:
         return {name: torch.full_like(curvature, torch.nan) for name in FACTORS}
     parts = []
-    outputs = len(problem.train) * positions(problem, [at])[at.name] * at.weight.shape[0]
-    block = max(1, min(64, _OUTPUTS // outputs))
+    block = max(1, min(64, _OUTPUTS // (len(problem.train) * at.outputs)))
     for some, H in zip(E.split(block, dim=1), curvature.split(block), strict=True):
         line = _Line(problem, at, some, loss)
         sides = [
@@ -53,26 +50,20 @@ def flatness(problem: Problem, at: MatrixLayer, E: Tensor, curvature: Tensor) ->
 class _Line:
     """The training loss along several directions at once."""
 
-    def __init__(self, problem: Problem, at: MatrixLayer, E: Tensor, loss: float) -> None:
+    def __init__(self, problem: Problem, at: Layer, E: Tensor, loss: float) -> None:
         self.problem, self.at, self.loss = problem, at, loss
-        self.far = _FAR * float(at.weight.norm())
-        self.chunks = []
-        with problem.measuring(), torch.no_grad():
-            for batch in problem.batches("train"):
-                with tapped([at]) as taps:
-                    problem.outputs(batch.inputs)
-                tap = taps[at.name]
-                moves = responses(at, at.inputs(tap.x), E.to(tap.x.dtype))
-                moves = torch.stack([at.restored(m, tap.a.shape) for m in moves])
-                self.chunks.append((batch, tap.a.detach(), moves))  # moves: (b, n, ...)
+        self.directions = E.T  # (b, M)
+        self.centre = at.matrix(problem.params[at.parameter].double().flatten()).flatten()
+        self.far = _FAR * float(self.centre.norm())
 
     def growth(self, t: Tensor) -> Tensor:
         """``L(w + t_b e_b) / L(w)`` for each direction, (b,)."""
+        weights = self.centre + t.unsqueeze(1) * self.directions
+        moved = shaped(self.problem, self.at, weights)
         sums = torch.zeros_like(t)
         with self.problem.measuring(), torch.no_grad():
-            for batch, a, moves in self.chunks:
-                steps = t.to(a.dtype).view(-1, *[1] * a.ndim)
-                losses = losses_with_each(self.problem, self.at, batch, a + steps * moves)
+            for batch in self.problem.batches("train"):
+                losses = losses_at_each(self.problem, self.at.parameter, batch, moved)
                 sums += losses.double().sum(1)
         return (sums / len(self.problem.train) / self.loss).nan_to_num(nan=math.inf)
 

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lowland.curvature.layers import layer, tapped
+from lowland.curvature.forward import ForwardPass
+from lowland.curvature.layers import layer
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -114,11 +115,13 @@ def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
     if space is not None:
         at = layer(problem, space)
         seen = []
-        with problem.measuring(), torch.no_grad():
+        with problem.measuring():
             for batch in problem.batches(split):
-                with tapped([at]) as taps:
-                    problem.outputs(batch.inputs)
-                seen.append(taps[at.name].x.flatten(1).cpu())
+                forward = ForwardPass(problem, batch, [at.parameter])
+                if forward.opaque:
+                    raise InputError(f"layer {space!r} {forward.opaque[at.parameter]}")
+                inputs = torch.cat(forward.inputs(at.parameter), 1)
+                seen.append(inputs.flatten(1).cpu())
         return torch.cat(seen)
     inputs = problem.data(split).take(slice(None)).inputs
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.curvature.forward import ForwardPass
 from lowland.curvature.lanczos import rounding
-from lowland.curvature.layers import MatrixLayer, tapped
+from lowland.curvature.layers import Layer
 from lowland.curvature.memory import samples_within
 from lowland.dual.pairing import Pairs
-from lowland.dual.replay import losses_with_outputs
+from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -33,11 +34,12 @@ _SHIFTS = 1 << 25
 class Shifts:
     """The dual shifts ``dW_k = left_k right_k`` of K pairs in one layer, in float64.
 
-    Where the product is smaller than its factors, ``left`` is the shift itself and ``right`` is
-    missing. What has no dual (inputs that are zero, no change of the outputs) has ``size`` 0.
+    Vectors over the weights are in the order of the layer's matrices, (G, out, in). Where the
+    product is smaller than its factors, ``left`` is the shift itself and ``right`` is missing. What
+    has no dual (inputs that are zero, no change of the outputs) has ``size`` 0.
     """
 
-    layer: MatrixLayer
+    layer: Layer
     left: Tensor  # (K, G, out, r)
     right: Tensor | None  # (K, G, r, in)
     size: Tensor  # (K,), |dW_k|^2
@@ -68,7 +70,7 @@ class Shifts:
 
     def written_out(self, size: int | None = None) -> Iterator[Tensor]:
         """The shifts as rows (k, M), some pairs at a time."""
-        size = size or max(1, _SHIFTS // self.layer.weight.numel())
+        size = size or max(1, _SHIFTS // self.layer.size)
         right = self.right.split(size) if self.right is not None else [None] * len(self)
         for left, factor in zip(self.left.split(size), right, strict=False):
             yield (left if factor is None else left @ factor).flatten(1)
@@ -119,10 +121,10 @@ class Shifts:
         )  # fmt: skip
 
 
-def held_bytes(at: MatrixLayer, positions: int, pairs: int) -> int:
+def held_bytes(at: Layer, pairs: int) -> int:
     """What :class:`Shifts` of this layer takes."""
     groups, out, inputs = at.shape
-    rank = min(positions, inputs)
+    rank = min(at.positions, inputs)
     return 8 * pairs * groups * min(rank * (out + inputs), out * inputs)
 
 
@@ -137,7 +139,7 @@ class Paired:
 
 
 def dual_shifts(
-    problem: Problem, chosen: list[MatrixLayer], pairs: Pairs, cut: float | None = None
+    problem: Problem, chosen: list[Layer], pairs: Pairs, cut: float | None = None
 ) -> Paired:
     """The dual shifts of all pairs in every chosen layer, from one pass over them.
 
@@ -152,24 +154,23 @@ def dual_shifts(
         raise InputError(f"cut is a share of the largest singular value, from 0 to 1; got {cut}")
     parts: dict[str, list[Shifts]] = {at.name: [] for at in chosen}
     train_loss, test_loss, target_loss = [], [], []
-    with problem.measuring(), torch.no_grad():
-        size = samples_within(problem, _bytes(problem, chosen))
+    with problem.measuring():
+        size = samples_within(problem, max(_bytes(at) for at in chosen))
         for train, test in zip(pairs.train.split(size), pairs.test.split(size), strict=True):
             old, new = (
-                problem.place(problem.data(split).take(at))
-                for split, at in (("train", train), ("test", test))
+                problem.place(problem.data(split).take(places))
+                for split, places in (("train", train), ("test", test))
             )
-            with tapped(chosen) as before:
-                outputs = problem.outputs(old.inputs)
+            before, outputs = _seen(problem, old, chosen)
+            after, new_outputs = _seen(problem, new, chosen)
+            with torch.no_grad():
                 train_loss.append(problem.loss(outputs, old.targets))
                 target_loss.append(problem.loss(outputs, new.targets))
-            with tapped(chosen) as after:
-                test_loss.append(problem.loss(problem.outputs(new.inputs), new.targets))
-            for at in chosen:
-                x, x_new = (at.inputs(taps[at.name].x).double() for taps in (before, after))
-                asked = Batch(old.inputs, new.targets)
-                found = _of_chunk(problem, at, asked, before[at.name].a, x, x_new, cut)
-                parts[at.name].append(found)
+                test_loss.append(problem.loss(new_outputs, new.targets))
+                for at in chosen:
+                    x, x_new = before[at.name].double(), after[at.name].double()
+                    asked = Batch(old.inputs, new.targets)
+                    parts[at.name].append(_of_chunk(problem, at, asked, x, x_new, cut))
     return Paired(
         {name: _joined(found) for name, found in parts.items()},
         torch.cat(train_loss).double(),
@@ -178,11 +179,20 @@ def dual_shifts(
     )
 
 
+def _seen(problem: Problem, batch: Batch, chosen: list[Layer]) -> tuple[dict[str, Tensor], Tensor]:
+    """What multiplies each layer's matrix, (k, T, G, in), and the model's outputs."""
+    seen = ForwardPass(problem, batch, [at.parameter for at in chosen])
+    for at in chosen:
+        if at.parameter in seen.opaque:
+            raise InputError(f"layer {at.name!r} {seen.opaque[at.parameter]}")
+    inputs = {at.name: torch.cat(seen.inputs(at.parameter), 1) for at in chosen}
+    return inputs, seen.outputs.detach()
+
+
 def _of_chunk(
     problem: Problem,
-    at: MatrixLayer,
+    at: Layer,
     old: Batch,
-    a: Tensor,
     x: Tensor,
     x_new: Tensor,
     cut: float | None,
@@ -190,7 +200,7 @@ def _of_chunk(
     _, out, inputs = at.shape
     T = x.shape[1]
     X = x.permute(0, 2, 1, 3)  # (k, G, T, in): positions as rows from here on
-    W = at.weight.double().view(at.shape)
+    W = at.matrix(problem.params[at.parameter].double().flatten())
     target = torch.einsum("kgti,goi->kgto", x_new.permute(0, 2, 1, 3) - X, W)  # W dX
     cut = _default_cut(problem.dtype, max(T, inputs)) if cut is None else cut
     narrow = inputs >= T  # then the Gram matrix of the positions, else that of the inputs
@@ -212,7 +222,8 @@ def _of_chunk(
         reached = (left @ (right @ X.mT)).mT
     change = target.square().sum((1, 2, 3)).sqrt()
     miss = (reached - target).square().sum((1, 2, 3)).sqrt()
-    moved = a + at.restored(reached.permute(0, 2, 1, 3), a.shape).to(a.dtype)
+    dW = left if right is None else left @ right  # (k, G, out, in)
+    moved = shaped(problem, at, (W + dW).flatten(1))
     return Shifts(
         layer=at,
         left=left,
@@ -222,7 +233,7 @@ def _of_chunk(
         rank=used.sum(-1).amin(1),
         positions=T,
         cut=cut,
-        dual_loss=losses_with_outputs(problem, at, old, moved).double(),
+        dual_loss=losses_at_own(problem, at.parameter, old, moved.unsqueeze(0))[0].double(),
         dead=(x == 0).flatten(1).all(1),
         same=(x == x_new).flatten(1).all(1),
     )
@@ -246,25 +257,9 @@ def _joined(parts: list[Shifts]) -> Shifts:
     return Shifts(**{**first, **rows})
 
 
-def _bytes(problem: Problem, chosen: list[MatrixLayer]) -> int:
+def _bytes(at: Layer) -> int:
     """What one pair takes while its shifts are computed."""
-    one = next(problem.batches("train")).map(lambda t: t[:1])
-    with tapped(chosen) as taps:
-        problem.outputs(one.inputs)
-    seen = sum(t.x.nbytes + t.a.nbytes for t in taps.values())
-    at_once = []
-    for at in chosen:
-        groups, out, inputs = at.shape
-        T = at.inputs(taps[at.name].x).shape[1]
-        small = min(T, inputs)
-        at_once.append(8 * groups * (4 * T * inputs + 4 * T * out + 3 * small**2 + out * inputs))
-    return 2 * seen + max(at_once)
-
-
-def positions(problem: Problem, chosen: list[MatrixLayer]) -> dict[str, int]:
-    """How many positions a sample shows each layer."""
-    with problem.measuring(), torch.no_grad():
-        one = next(problem.batches("train")).map(lambda t: t[:1])
-        with tapped(chosen) as taps:
-            problem.outputs(one.inputs)
-        return {at.name: at.inputs(taps[at.name].x).shape[1] for at in chosen}
+    groups, out, inputs = at.shape
+    T, small = at.positions, min(at.positions, inputs)
+    numbers = 4 * T * inputs + 4 * T * out + 3 * small**2 + 4 * out * inputs
+    return 8 * groups * numbers

@@ -1,8 +1,6 @@
 """What the measures of the duality share: one decomposition."""
 
-from torch import nn
-
-from lowland.curvature.layers import layers
+from lowland.curvature.layers import matrices
 from lowland.dual import Decomposition, duality
 from lowland.errors import InputError
 from lowland.measures.registry import once
@@ -16,11 +14,11 @@ ALL = 1024
 @once
 def decomposed(problem: Problem) -> Decomposition:
     """The gap over the directions of the dense layer before the last, or of the only one."""
-    dense = [at for at in layers(problem).values() if isinstance(at.module, nn.Linear)]
+    dense = [at for at in matrices(problem).values() if at.operation == "dense"]
     if not dense:
         raise InputError("the model has no dense layer that is used once")
     chosen = dense[-2] if len(dense) > 1 else dense[-1]
-    few = None if chosen.weight.numel() <= ALL else DIRECTIONS
+    few = None if chosen.size <= ALL else DIRECTIONS
     found = duality(problem, chosen.name, directions=few)
     if not found.trusted:
         raise InputError(

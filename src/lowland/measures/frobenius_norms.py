@@ -20,7 +20,7 @@ from lowland.problem import Problem
 def frobenius_norms(problem: Problem) -> Value:
     """From the weights alone."""
     norms = {
-        at.name: float(problem.params[at.weight_name].double().norm())
+        at.name: float(problem.params[at.parameter].double().norm())
         for at in matrix_layers(problem)
     }
     return Value(math.prod(norms.values()), "exact", parts=norms)

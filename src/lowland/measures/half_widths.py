@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature.exact import exact_diagonal
-from lowland.curvature.layers import layers
+from lowland.curvature.layer_blocks import exact_diagonal
+from lowland.curvature.layers import parameters
 from lowland.errors import InputError
 from lowland.measures.neighbourhood import neighbourhood
 from lowland.measures.registry import once
@@ -30,7 +30,7 @@ class HalfWidths:
 @once
 def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
     """The exact diagonal of every parameter that can be seen through, by name."""
-    return exact_diagonal(problem, list(layers(problem).values()), "ggn")
+    return exact_diagonal(problem, list(parameters(problem).values()), "ggn")
 
 
 @once

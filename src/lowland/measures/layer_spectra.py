@@ -2,17 +2,17 @@
 
 import torch
 
-from lowland.curvature.layers import MatrixLayer, layers
+from lowland.curvature.layers import Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.measures.registry import once
 from lowland.problem import Problem
 
 
 @once
-def matrix_layers(problem: Problem) -> list[MatrixLayer]:
+def matrix_layers(problem: Problem) -> list[Layer]:
     """The dense and convolutional layers; an error where other weights are more than scales."""
-    known = layers(problem).values()
-    seen = {at.weight_name for at in known}
+    known = [at for at in layers(problem).values() if at.uses == 1]
+    seen = {at.parameter for at in known}
     left = [n for n, p in problem.params.items() if p.ndim > 1 and n not in seen]
     if left:
         raise InputError(
@@ -20,7 +20,7 @@ def matrix_layers(problem: Problem) -> list[MatrixLayer]:
             "weight of a dense or convolutional layer that is used once, so a product over layers "
             "would leave it out"
         )
-    found = [at for at in known if isinstance(at, MatrixLayer)]
+    found = [at for at in matrices(problem).values() if at.uses == 1]
     if not found:
         raise InputError("the model has no dense or convolutional layer")
     return found
@@ -32,7 +32,7 @@ def spectral(problem: Problem) -> dict[str, float]:
     return {
         at.name: float(
             torch.linalg.matrix_norm(
-                problem.params[at.weight_name].double().reshape(at.shape), ord=2
+                at.matrix(problem.params[at.parameter].double().flatten()), ord=2
             ).max()
         )
         for at in matrix_layers(problem)

@@ -6,38 +6,30 @@ scales of normalisations and free parameters carry no noise (Tsuzuku et al., foo
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lowland.curvature import Diagonal, diagonal
+from lowland.curvature.layers import layers
 from lowland.errors import InputError
 from lowland.measures.balancing import Balanced, balance
 from lowland.measures.registry import once
 from lowland.problem import Problem
 
-_KINDS = (
-    nn.Linear,
-    nn.modules.conv._ConvNd,
-    nn.Embedding,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-)
-
 
 def weight_matrices(problem: Problem) -> dict[str, int]:
     """The names of the weights that are matrices, with how many groups each has."""
-    found = {}
-    for path, module in problem.model.named_modules():
-        if isinstance(module, _KINDS):
-            for name, p in module.named_parameters(path, recurse=False):
-                is_weight = "weight" in name.rpartition(".")[2] and p.ndim > 1
-                if is_weight and name in problem.params:  # a shared weight counts once
-                    found[name] = getattr(module, "groups", 1)
-    if not found:
+    kinds = ("dense", "convolution", "embedding")
+    every = {
+        at.parameter: at.shape[0] if at.is_matrix else 1
+        for at in layers(problem).values()
+        if at.operation in kinds and problem.params[at.parameter].ndim > 1
+    }
+    if not every:
         raise InputError(
-            "the model has no weight matrix that is known (dense, convolutional, embedding, "
-            "recurrent or attention layers of torch.nn)"
+            "the model has no weight matrix that can be seen through (dense, convolutional, "
+            "embedding, recurrent or attention layers)"
         )
-    return found
+    return every
 
 
 def as_matrices(t: Tensor, groups: int) -> Tensor:

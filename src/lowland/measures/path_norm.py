@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lowland.curvature.layers import Layer, MatrixLayer, layers, tapped
-from lowland.curvature.structure import piecewise_linear
+from lowland.curvature.layers import Layer, matrices
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
@@ -39,15 +38,15 @@ def path_norm(problem: Problem) -> Value:
         squared = {n: t.square() if n in problem.params else t for n, t in plain.items()}
         inputs = pytree.tree_map(Tensor.double, few.inputs)
         ones = pytree.tree_map(lambda t: torch.ones_like(t[:1]), inputs)
-        with tapped(known) as taps:
-            z = problem.outputs(ones, squared)
-        for name, tap in taps.items():
-            if not piecewise_linear(z, tap.a):
+        leaves = {at.parameter: squared[at.parameter].requires_grad_() for at in known}
+        z = problem.outputs(ones, {**squared, **leaves})
+        for at in known:
+            if at.curved:
                 raise InputError(
-                    f"what follows layer {name!r} is not known to be piecewise linear (a smooth "
+                    f"what follows layer {at.name!r} is not known to be piecewise linear (a smooth "
                     "activation, softmax or attention?), so the network is no sum over paths"
                 )
-        slopes = torch.autograd.grad(z.sum(), [t.a for t in taps.values()], materialize_grads=True)
+        slopes = torch.autograd.grad(z.sum(), list(leaves.values()), materialize_grads=True)
         if any(bool((g < 0).any()) for g in slopes):
             raise InputError("some paths enter the outputs with a minus sign of their own")
         _check_homogeneous(problem, known, plain, inputs)
@@ -57,8 +56,8 @@ def path_norm(problem: Problem) -> Value:
 
 def _all_layers(problem: Problem) -> list[Layer]:
     """The dense and convolutional layers; an error if there are parameters beside theirs."""
-    known: list[Layer] = [at for at in layers(problem).values() if isinstance(at, MatrixLayer)]
-    seen = {name for at in known for name in (at.weight_name, at.bias_name)}
+    known = [at for at in matrices(problem).values() if at.uses == 1]
+    seen = {name for at in known for name in (at.parameter, at.bias)}
     left = [name for name in problem.params if name not in seen]
     if left:
         raise InputError(
@@ -73,7 +72,7 @@ def _check_homogeneous(
     problem: Problem, known: list[Layer], values: dict[str, Tensor], inputs: Any
 ) -> None:
     """Without biases, s times the inputs must give s times the outputs."""
-    biases = [at.bias_name for at in known if at.bias_name is not None]
+    biases = [at.bias for at in known if at.bias is not None]
     values = {**values, **{name: torch.zeros_like(values[name]) for name in biases}}
     with torch.no_grad():
         expected = _FACTOR * problem.outputs(inputs, values)

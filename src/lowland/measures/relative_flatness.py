@@ -1,10 +1,9 @@
 """Relative flatness of the last dense layer."""
 
 import torch
-from torch import nn
 
 from lowland.curvature.factors import factors
-from lowland.curvature.layers import Layer, MatrixLayer, layer, tapped
+from lowland.curvature.layers import Layer, layer, matrices
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
@@ -23,32 +22,28 @@ from lowland.problem import Problem
 )
 def relative_flatness(problem: Problem) -> Value:
     """With H = mean_k S_k kron x_k x_k^T it is mean_k |x_k|^2 tr(S_k W W^T)."""
-    at = layer(problem, _last_dense(problem))
-    W = problem.params[at.weight_name].double()
+    at = _last_dense(problem)
+    W = at.matrix(problem.params[at.parameter].double().flatten())[0]
     overlaps = W @ W.T  # (out, out)
     value = torch.zeros((), dtype=torch.float64, device=problem.device)
-    for found in factors(problem, [at]):
-        part = found[at.name]
+    for parts in factors(problem, [at]):
+        part = parts[at.parameter]
+        term = part.terms[0]
         if not part.is_outer:
             raise InputError(
-                f"the last dense layer {at.name!r} sees {part.x.shape[1]} positions of a sample; "
+                f"the last dense layer {at.name!r} sees {term.x.shape[1]} positions of a sample; "
                 "relative flatness is that of a layer which sees one vector"
             )
-        x, J = part.x[:, 0, 0].double(), part.J[:, :, 0, 0].double()  # (n, in), (n, C, out)
+        x, J = term.x[:, 0, 0].double(), term.J[:, :, 0, 0].double()  # (n, in), (n, C, out)
         traces = ((part.A.double() @ J) * (J @ overlaps)).sum((1, 2))  # tr(J^T A J W W^T)
         value += (x.square().sum(1) * traces).sum().detach()
+    layer(problem, at.name)  # an error if it could not be seen through on all data
     return Value(float(total(value) / problem.count()), f"exact, layer {at.name!r}")
 
 
-def _last_dense(problem: Problem) -> str:
+def _last_dense(problem: Problem) -> Layer:
     """The dense layer that a forward pass meets last."""
-    dense: list[Layer] = [
-        MatrixLayer(name, module)
-        for name, module in problem.model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    with problem.measuring(), torch.no_grad(), tapped(dense) as taps:
-        problem.outputs(next(problem.batches("train")).map(lambda t: t[:1]).inputs)
-    if not taps:
+    dense = [at for at in matrices(problem).values() if at.operation == "dense"]
+    if not dense:
         raise InputError("the model has no dense layer")
-    return list(taps)[-1]
+    return max(dense, key=lambda at: at.order)

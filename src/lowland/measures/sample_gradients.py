@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch, Inputs
-from lowland.curvature.exact import exact_diagonal
-from lowland.curvature.layers import layers, tapped
+from lowland.curvature.forward import ForwardPass, gradients
+from lowland.curvature.layer_blocks import exact_diagonal
+from lowland.curvature.layers import parameters
 from lowland.curvature.memory import samples_within
 from lowland.distributed import total
 from lowland.errors import InputError
@@ -29,30 +30,36 @@ class SampleGradients:
 @once
 def sample_gradients(problem: Problem) -> SampleGradients:
     """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
-    known = list(layers(problem).values())
-    squares = exact_diagonal(problem, known, "fisher")
+    squares = exact_diagonal(problem, list(parameters(problem).values()), "fisher")
     unseen = {name: p for name, p in problem.params.items() if name not in squares}
-    leaves = {name: p.clone().requires_grad_() for name, p in problem.params.items()}
     sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in problem.params.items()}
     more = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in unseen.items()}
     along = torch.zeros((), dtype=torch.float64, device=problem.device)
     each = 3 * 8 * max(1, sum(p.numel() for p in unseen.values()))
     with problem.measuring():
         for batch in problem.batches("train", min(_CHUNK, samples_within(problem, each))):
-            with tapped(known) as taps:
-                losses = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets)
+            seen = ForwardPass(problem, batch, list(problem.params))
+            losses = problem.loss(seen.outputs, batch.targets)
             if not losses.requires_grad:
                 raise InputError(f"loss {problem.loss.name!r} has no gradient")
-            points = [t.a for t in taps.values()]
-            gradients = torch.autograd.grad(
-                losses.sum(), [*leaves.values(), *points], materialize_grads=True
+            uses = [use for name in squares for use in seen.uses[name]]
+            of_uses = iter(gradients(losses, uses))
+            of_leaves = torch.autograd.grad(
+                losses.sum(), list(seen.leaves.values()), materialize_grads=True
             )
-            for name, g in zip(sums, gradients, strict=False):
+            for name, g in zip(sums, of_leaves, strict=True):
                 sums[name] += g
-            # A layer is linear in its parameters, so its share of w . g_k is a_k . dl_k/da_k.
+            # A use is linear in its parameter, so its share of w . g_k is that of its outputs.
             dots = torch.zeros_like(losses, dtype=torch.float64)
-            for a, delta in zip(points, gradients[len(leaves) :], strict=True):
-                dots += (a.detach() * delta).flatten(1).sum(1)
+            for name in squares:
+                w = problem.params[name].flatten()
+                for i, use in enumerate(seen.uses[name]):
+                    delta = seen.by_sample(name, i, next(of_uses).unsqueeze(0))[:, 0]
+                    x, own = seen.inputs(name)[i], w[use.places]
+                    if use.places.ndim == 3:
+                        dots += torch.einsum("ntgo,goi,ntgi->n", delta, own, x)
+                    else:
+                        dots += (delta * x * own).sum((1, 2))
             for name, g in (_one_by_one(problem, unseen, batch) if unseen else {}).items():
                 more[name] += g.double().square().sum(0)
                 dots += (g * unseen[name]).flatten(1).sum(1)

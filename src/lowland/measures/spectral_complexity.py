@@ -40,7 +40,7 @@ def spectral_complexity(problem: Problem) -> Value:
     def complexity(weights: Mapping[str, Tensor]) -> float:
         total = 0.0
         for at in matrix_layers(problem):
-            rows = weights[at.weight_name].flatten(1).norm(dim=1)
+            rows = weights[at.parameter].flatten(1).norm(dim=1)
             total += (float(rows.sum()) / norms[at.name]) ** (2 / 3)
         return product * total**1.5 / gap
 

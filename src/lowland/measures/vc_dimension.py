@@ -2,8 +2,7 @@
 
 import math
 
-from lowland.curvature.factors import passes
-from lowland.curvature.layers import MatrixLayer, layers, tapped
+from lowland.curvature.layers import layers, matrices
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
@@ -21,28 +20,25 @@ from lowland.problem import Problem
 )
 def vc_dimension(problem: Problem) -> Value:
     """Counts of parameters and layers; the part ``W U`` is the bound by the hidden units U."""
-    known = layers(problem)
-    seen = {n for at in known.values() for n in (at.weight_name, at.bias_name)}
+    known = [at for at in layers(problem).values() if at.uses == 1]
+    seen = {name for at in known for name in (at.parameter, at.bias)}
     unseen = [name for name in problem.params if name not in seen]
     if unseen:
         raise InputError(
             f"counting needs dense, convolutional and normalisation layers only; "
             f"{', '.join(map(repr, unseen[:3]))} belongs to something else or is shared"
         )
-    curved = [name for name, need in passes(problem, list(known.values())).items() if need]
+    curved = [at.name for at in known if at.curved]
     if curved:
         raise InputError(
             f"the bound is for piecewise-linear networks (ReLU); what follows layer {curved[0]!r} "
             "is not"
         )
-    matrices = [at for at in known.values() if isinstance(at, MatrixLayer)]
-    if not matrices:
+    every = sorted(matrices(problem).values(), key=lambda at: at.order)
+    if not every:
         raise InputError("the model has no dense layer or convolution")
-    one = next(problem.batches()).map(lambda t: t[:1])
-    with problem.measuring(), tapped(list(matrices)) as taps:
-        problem.outputs(one.inputs)
-    *hidden, _ = taps.values()  # in the order of the forward pass; the last gives the outputs
+    *hidden, _ = every  # in the order of the forward pass; the last gives the outputs
     W = sum(p.numel() for p in problem.params.values())
-    L, U = len(matrices), sum(tap.a.numel() for tap in hidden)
+    L, U = len(every), sum(at.outputs for at in hidden)
     parts = {"parameters": float(W), "layers": float(L), "units": float(U), "W U": float(W * U)}
     return Value(W * L * math.log2(W), "counted", parts=parts)

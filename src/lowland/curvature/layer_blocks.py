@@ -1,0 +1,91 @@
+"""Exact dense blocks and diagonals of parameters, from the factors of every sample."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lowland.curvature.factors import Kind, check_kind, factors, unpacked
+from lowland.curvature.layers import Layer, layer, parameters
+from lowland.curvature.operators import hessian
+from lowland.distributed import total
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+# A dense block of this many weights takes 0.5 GiB in float64, and its eigenvectors as much again.
+DENSE_WEIGHTS = 8192
+
+
+def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor:
+    """The exact (M, M) Hessian block of one layer's weight, in float64.
+
+    Rows and columns follow ``weight.flatten()``: row-major in ``weight[out, in]``. With
+    ``kind="ggn"`` the generalised Gauss-Newton block instead, with ``kind="fisher"`` the empirical
+    Fisher block.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> layer_hessian(Problem(model, "mse", (X, torch.zeros(2, 1))), "")   # 2/N X^T X
+    tensor([[10., 14.],
+            [14., 20.]], dtype=torch.float64)
+    """
+    return layer_hessians(problem, [name], kind)[name]
+
+
+def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -> dict[str, Tensor]:
+    """The same for several layers from one pass over the data."""
+    check_kind(kind)
+    chosen = {name: layer(problem, name) for name in names}
+    for name, at in chosen.items():
+        if at.size > DENSE_WEIGHTS:
+            raise InputError(
+                f"layer {name!r} has {at.size:,} weights, so its dense block would take "
+                f"{8 * at.size**2 / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
+            )
+    series = {n: at for n, at in chosen.items() if kind == "hessian" and at.in_series}
+    sums: dict[str, Tensor] = {}
+    outer: dict[str, bool] = {}
+    rest = [at for name, at in chosen.items() if name not in series]
+    with problem.measuring():
+        for parts in factors(problem, rest, kind):
+            for parameter, part in parts.items():
+                more = part.dense_sum().double()
+                sums[parameter] = sums[parameter] + more if parameter in sums else more
+                outer[parameter] = part.is_outer
+        count = problem.count()
+        means = {name: total(s) / count for name, s in sums.items()}
+    blocks = {}
+    for name in chosen:
+        at = layer(problem, name)  # an error if it could not be seen through on all data
+        if name in series:  # one product for each weight: cross terms between its uses included
+            blocks[name] = hessian(problem, [at.parameter]).dense().double()
+        else:
+            mean = means[at.parameter]
+            blocks[name] = unpacked(mean, at) if outer[at.parameter] else mean
+    return blocks
+
+
+def exact_diagonal(
+    problem: Problem, chosen: Sequence[Layer], kind: Kind = "hessian"
+) -> dict[str, Tensor]:
+    """The diagonals of the chosen parameters by name, in float64.
+
+    One that turns out not to be seen through on some of the data is left out.
+    """
+    sums: dict[str, Tensor] = {}
+    with problem.measuring():
+        for parts in factors(problem, chosen, kind):
+            for name, part in parts.items():
+                value = part.diagonal_sum().double()
+                sums[name] = sums[name] + value if name in sums else value
+        count, seen = problem.count(), parameters(problem)
+        names = [at.parameter for at in chosen]
+        # Data-parallel ranks keep what all of them saw through.
+        lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
+        kept = {name for name, times in zip(names, lost.tolist(), strict=True) if not times}
+        return {
+            name: (total(sums[name]) / count).view_as(p)
+            for name, p in problem.params.items()
+            if name in kept
+        }

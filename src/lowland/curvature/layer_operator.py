@@ -1,0 +1,105 @@
+"""One layer's curvature as an operator on its factors: for layers too wide for a dense block."""
+
+import torch
+from torch import Tensor
+
+from lowland.curvature.factors import Factors, Kind, Term, check_kind, factors
+from lowland.curvature.layers import Layer, layer
+from lowland.distributed import total
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+# Numbers in flight in one step of a product; more only leaves the cache.
+_CHUNK = 1 << 24
+
+
+class LayerBlock:
+    """The exact block ``1/N sum_k B_k^T A_k B_k`` of one layer's weight, never formed.
+
+    Held are the layer's inputs x, the Jacobians J and the small matrices A of every sample: about
+    ``N (in + C out)`` numbers for a dense layer of ``out x in`` weights. A product is two matrix
+    products with x and a few small ones, whatever the rest of the network.
+    """
+
+    def __init__(self, problem: Problem, at: Layer, parts: list[Factors], kind: Kind) -> None:
+        self.problem, self.layer, self.kind = problem, at, kind
+        self.size = at.size
+        self.shape = (self.size, self.size)
+        self.dtype, self.device = problem.dtype, problem.device
+        self.slices = {at.parameter: slice(0, self.size)}
+        self._count = problem.count()
+        self._parts = parts
+
+    def __repr__(self) -> str:
+        return f"LayerBlock({self.layer.name!r}, {self.kind}, size={self.size:,})"
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        weights = self.layer.matrix(V.reshape(self.size, -1))  # (G, out, in, k)
+        sums = torch.zeros_like(weights)
+        for part in self._parts:
+            (term,) = part.terms
+            if part.is_outer:
+                for j, column in enumerate(weights[0].unbind(-1)):
+                    sums[0, ..., j] += _outer_product(term, part.A, column)
+                continue
+            size = max(1, _CHUNK // (term.J[0, 0].numel() * weights.shape[-1]))
+            chunks = (t.split(size) for t in (term.x, term.J, part.A))
+            for x, J, A in zip(*chunks, strict=True):
+                Px = torch.einsum("ntgi,goik->ntgok", x, weights)  # the shift of the outputs
+                u = A @ torch.einsum("nctgo,ntgok->nck", J, Px)
+                y = torch.einsum("nctgo,nck->ntgok", J, u)
+                sums += torch.einsum("ntgok,ntgi->goik", y, x)
+        return (total(self.layer.flat(sums)) / self._count).reshape(V.shape)
+
+    def diagonal(self) -> Tensor:
+        """The exact diagonal, (size,), in float64."""
+        sums = torch.stack([p.diagonal_sum().double() for p in self._parts]).sum(0)
+        return total(sums) / self._count
+
+    def trace(self) -> float:
+        """The exact trace."""
+        return float(self.diagonal().sum())
+
+
+def _outer_product(term: Term, A: Tensor, weights: Tensor) -> Tensor:
+    """The sum over samples of the blocks times weights (out, in), where each sees one vector."""
+    x, J = term.x[:, 0, 0], term.J[:, :, 0, 0]  # (n, in), (n, C, out)
+    Jp = (x @ weights.T).unsqueeze(1) @ J.mT  # (n, 1, C)
+    return (Jp @ A @ J)[:, 0].T @ x
+
+
+def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> LayerBlock:
+    """The exact curvature block of one layer's weight as an operator, for layers of any width."""
+    return layer_operators(problem, [name], kind)[name]
+
+
+def layer_operators(
+    problem: Problem, names: list[str], kind: Kind = "hessian"
+) -> dict[str, LayerBlock]:
+    """The same for several layers from one pass over the data."""
+    check_kind(kind)
+    chosen = {name: layer(problem, name) for name in names}
+    for name, at in chosen.items():
+        if not at.is_matrix or (kind == "hessian" and at.in_series):
+            why = "is used in series" if at.in_series else "is not one matrix in all its uses"
+            raise InputError(
+                f"layer {name!r} {why}, so its curvature is no product of factors; use "
+                f"hessian(problem, {at.parameter!r})"
+            )
+    parts: dict[str, list[Factors]] = {at.parameter: [] for at in chosen.values()}
+    held = 0
+    for of_batch in factors(problem, list(chosen.values()), kind):
+        for parameter, part in of_batch.items():
+            parts[parameter].append(part)
+            held += part.A.nbytes + sum(t.x.nbytes + t.J.nbytes for t in part.terms)
+        if held > problem.memory:
+            first = next(iter(chosen.values()))
+            raise InputError(
+                f"the factors of layer {', '.join(map(repr, names))} do not fit the memory budget "
+                f"of {problem.memory / 2**20:,.0f} MiB; pass Problem(memory=...) with more, or use "
+                f"hessian(problem, {first.parameter!r})"
+            )
+    return {
+        name: LayerBlock(problem, layer(problem, name), parts[at.parameter], kind)
+        for name, at in chosen.items()
+    }
