@@ -28,7 +28,7 @@ from test_duality import make_problem
     ],
 )
 def test_every_form_is_its_definition(name, layer, monkeypatch):
-    monkeypatch.setattr(expansion_module, "_WEIGHTS", 500)
+    monkeypatch.setattr(expansion_module, "_OUTPUTS", 500)
     monkeypatch.setattr(expansion_module, "_GRADIENTS", 3)
     problem = CASES[name].problem(n=8)
     at = layers(problem)[layer]

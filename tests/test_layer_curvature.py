@@ -8,8 +8,8 @@ from torch import nn
 import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.curvature.factors import factors
-from lowland.curvature.layers import layers, parameters
 from lowland.curvature.graph import piecewise_linear
+from lowland.curvature.layers import layers, parameters
 from lowland.errors import InputError
 from lowland.problem import Problem
 

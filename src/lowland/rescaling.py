@@ -251,7 +251,7 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
     order = _order(problem)
     modules = dict(problem.model.named_modules())
     with problem.measuring():
-        few = next(problem.batches("train", 2))
+        few = next(problem.batches("train")).map(lambda t: t[:2])
         seen = ForwardPass(problem, few, [at.parameter for at in order])
     made_by = {seen.uses[at.parameter][0].node: at for at in order if at.is_matrix}
     pairs = []

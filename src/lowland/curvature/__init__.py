@@ -3,9 +3,9 @@
 from lowland.curvature.density import Density, spectral_density
 from lowland.curvature.diagonals import Diagonal, diagonal, trace
 from lowland.curvature.estimate import Estimate
+from lowland.curvature.factored_block import LayerBlock, layer_operator
 from lowland.curvature.lanczos import Dense, Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import layer_hessian
-from lowland.curvature.layer_operator import LayerBlock, layer_operator
 from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.spectrum import (
     condition_number,

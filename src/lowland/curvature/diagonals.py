@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
+from lowland.curvature.factored_block import LayerBlock
 from lowland.curvature.factors import Kind, check_kind, passes
 from lowland.curvature.lanczos import Dense, Operator
 from lowland.curvature.layer_blocks import exact_diagonal
-from lowland.curvature.layer_operator import LayerBlock
 from lowland.curvature.layers import Layer, parameters, unused
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.probes import remainder_trace
@@ -161,12 +161,12 @@ class _Plan:
         """Exact remainders if all of them take at most so many double backward passes."""
         seen = [at for at in parameters(problem).values() if at.parameter in names]
         series = [at for at in seen if kind == "hessian" and at.in_series]
-        curved = [at for at in seen if kind == "hessian" and at.curved and at not in series]
+        curved = [at for at in seen if kind == "hessian" and at.curved and not at.in_series]
         if sum(map(passes, curved)) <= most:
             curved = []
-        partly = [*series, *curved]
-        exact = exact_diagonal(problem, partly, "ggn")
-        exact |= exact_diagonal(problem, [at for at in seen if at not in partly], kind)
+        partly = {at.parameter for at in (*series, *curved)}
+        exact = exact_diagonal(problem, [*series, *curved], "ggn")
+        exact |= exact_diagonal(problem, [at for at in seen if at.parameter not in partly], kind)
         for name in unused(problem):
             if name in names:
                 exact[name] = torch.zeros_like(problem.params[name], dtype=torch.float64)

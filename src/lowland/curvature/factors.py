@@ -22,7 +22,7 @@ from torch import Tensor
 from lowland.batches import Batch
 from lowland.curvature.forward import ForwardPass, gradients, jacobian
 from lowland.curvature.lanczos import rounding
-from lowland.curvature.layers import Layer, give_up
+from lowland.curvature.layers import Layer, give_up, outputs_of_a_sample
 from lowland.curvature.memory import samples_within
 from lowland.curvature.uses import Use
 from lowland.errors import InputError
@@ -202,8 +202,7 @@ def _rows(problem: Problem, layer: Layer, kind: Kind) -> int:
         return 1
     if kind == "hessian" and layer.curved:
         return layer.outputs
-    with problem.measuring(), torch.no_grad():
-        return problem.outputs(next(problem.batches("train", 1)).inputs).numel()
+    return outputs_of_a_sample(problem)
 
 
 def _of_batch(

@@ -106,16 +106,17 @@ class ForwardPass:
         return self.arrangements[name][number](rows, axis=1).transpose(0, 1)
 
     def as_outputs(self, name: str, number: int, values: Tensor) -> Tensor:
-        """Undo :meth:`by_sample` for values (n, T, ...): in the shape of the use's outputs.
+        """Values (b, n, T, ...) in the shape of the use's outputs, (b, *outputs).
 
         Grouping rows by sample is linear and moves every number to one place, so that its
         transpose takes it back.
         """
         use, arrangement = self.uses[name][number], self.arrangements[name][number]
-        outputs = values.new_zeros(1, *use.output_shape, requires_grad=True)
-        arranged = arrangement(use.rows(outputs), axis=1)[0]
+        with torch.enable_grad():
+            outputs = values.new_zeros(len(values), *use.output_shape, requires_grad=True)
+            arranged = arrangement(use.rows(outputs), axis=1)
         (back,) = torch.autograd.grad(arranged, outputs, values)
-        return back[0]
+        return back
 
 
 def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:

@@ -74,9 +74,10 @@ class _Sight:
     def __init__(self, problem: Problem) -> None:
         self.layers: dict[str, Layer] = {}
         self.opaque: dict[str, str] = {}
-        batch = next(problem.batches("train", _FEW))
+        batch = next(problem.batches("train")).map(lambda t: t[:_FEW])
         with problem.measuring():
             seen = ForwardPass(problem, batch, problem.params)
+        self.outputs = seen.outputs[0].numel()
         self.opaque.update(seen.opaque)
         self.unused = [name for name, uses in seen.uses.items() if not uses]
         for name, uses in seen.uses.items():
@@ -117,6 +118,11 @@ def unused(problem: Problem) -> list[str]:
 def opaque(problem: Problem) -> dict[str, str]:
     """The parameters that cannot be seen through, and why."""
     return dict(_sight(problem).opaque)
+
+
+def outputs_of_a_sample(problem: Problem) -> int:
+    """C, how many numbers the model returns for one sample."""
+    return _sight(problem).outputs
 
 
 def give_up(problem: Problem, reasons: dict[str, str]) -> None:

@@ -133,7 +133,7 @@ def _shifts(seen: ForwardPass, name: str, generator: torch.Generator) -> list[Te
         answers = [signs(n, 1, groups, out) * x.norm(dim=3, keepdim=True)]  # W x: |x| times noise
     else:
         answers = _answers(uses, inputs, seen.leaves[name].numel(), signs)
-    return [seen.as_outputs(name, i, answer) for i, answer in enumerate(answers)]
+    return [seen.as_outputs(name, i, answer[None])[0] for i, answer in enumerate(answers)]
 
 
 def _answers(

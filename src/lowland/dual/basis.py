@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from lowland.curvature import eigsh, fisher, ggn, hessian
+from lowland.curvature.factored_block import layer_operators
 from lowland.curvature.factors import Kind, factor_bytes, passes
 from lowland.curvature.lanczos import Operator, rounding
 from lowland.curvature.layer_blocks import layer_hessians
-from lowland.curvature.layer_operator import layer_operators
 from lowland.curvature.layers import Layer
 from lowland.problem import Problem
 

@@ -5,13 +5,15 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature.factors import sample_gradients
+from lowland.curvature.forward import ForwardPass
 from lowland.curvature.layers import Layer
-from lowland.dual.replay import losses_at_own, shaped
+from lowland.dual.replay import losses_with_changes
 from lowland.dual.shifts import Shifts
+from lowland.errors import InputError
 from lowland.problem import Problem
 
-# Weights in flight, one matrix for each sample and direction: 64 MiB in float64.
-_WEIGHTS = 1 << 23
+# Numbers in flight in the layer's outputs: 32 MiB in float64.
+_OUTPUTS = 1 << 22
 # And in gradients of single samples: 64 MiB.
 _GRADIENTS = 1 << 23
 
@@ -68,16 +70,22 @@ def _losses_along(
     problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses (n, k) after the first n steps together, and after step n alone."""
+    with torch.enable_grad():
+        seen = ForwardPass(problem, batch, [at.parameter])
+    if seen.opaque or at.uses > 1:
+        raise InputError(f"layer {at.name!r} is used more than once, or not seen through")
+    x = seen.inputs(at.parameter)[0].double()  # (k, T, G, in)
     finite: list[Tensor] = []
     alone: list[Tensor] = []
-    W = at.matrix(problem.params[at.parameter].double().flatten()).flatten()
-    walked = W.expand(len(w), -1)
-    block = max(1, _WEIGHTS // walked.numel())
+    walked = torch.zeros((), dtype=torch.float64, device=x.device)
+    block = max(1, _OUTPUTS // (at.outputs * len(x)))
     for part, steps in zip(E.split(block, dim=1), w.split(block, dim=1), strict=True):
-        each = steps.T.unsqueeze(2) * part.T.unsqueeze(1)  # (b, k, M)
+        directions = part.T.unflatten(1, at.shape)  # (b, G, out, in)
+        answers = torch.einsum("bgoi,ktgi->bktgo", directions, x)
+        each = answers * steps.T.reshape(-1, len(x), 1, 1, 1)
         together = walked + each.cumsum(0)
         walked = together[-1]
-        for weights, losses in ((together, finite), (W + each, alone)):
-            moved = shaped(problem, at, weights)
-            losses.append(losses_at_own(problem, at.parameter, batch, moved).double())
+        for changes, losses in ((together, finite), (each, alone)):
+            moves = seen.as_outputs(at.parameter, 0, changes).to(problem.dtype)
+            losses.append(losses_with_changes(problem, at, batch, moves).double())
     return torch.cat(finite), torch.cat(alone)

@@ -1,30 +1,30 @@
-"""The loss at other values of one parameter, run through the model itself."""
+"""The loss at other values of one parameter, or of its outputs, run through the model itself."""
+
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from lowland.batches import Batch, Inputs
 from lowland.curvature.layers import Layer
+from lowland.errors import InputError
 from lowland.problem import Problem
 
 
 def losses_at_own(problem: Problem, name: str, batch: Batch, weights: Tensor) -> Tensor:
-    """The loss of each sample at each of b weights of its own: (b, k, *weight) to (b, k)."""
+    """The loss of each sample at a weight of its own: (k, *weight) to (k,)."""
 
     def loss(weight: Tensor, inputs: Inputs, target: Tensor) -> Tensor:
         sample = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
         return _losses(problem, name, sample, weight)[0]
 
     try:
-        of_batch = torch.func.vmap(loss)
-        every = torch.func.vmap(of_batch, in_dims=(0, None, None))
-        return every(weights, batch.inputs, batch.targets)
+        return torch.func.vmap(loss)(weights, batch.inputs, batch.targets)
     except (RuntimeError, ValueError):  # what vmap does not know goes sample by sample
-        columns = [
-            losses_at_each(problem, name, sample, own)
-            for own, sample in zip(weights.unbind(1), batch.split(1), strict=True)
-        ]
-        return torch.cat(columns, 1)
+        rows = zip(weights, batch.split(1), strict=True)
+        return torch.cat([_losses(problem, name, sample, weight) for weight, sample in rows])
 
 
 def losses_at_each(problem: Problem, name: str, batch: Batch, weights: Tensor) -> Tensor:
@@ -36,6 +36,51 @@ def losses_at_each(problem: Problem, name: str, batch: Batch, weights: Tensor) -
         return torch.func.vmap(lambda weight: _losses(problem, name, batch, weight))(weights)
     except (RuntimeError, ValueError):
         return torch.stack([_losses(problem, name, batch, weight) for weight in weights])
+
+
+def losses_with_changes(problem: Problem, at: Layer, batch: Batch, changes: Tensor) -> Tensor:
+    """The losses when each of b changes is added to a layer's outputs: (b, *outputs) to (b, k)."""
+
+    def losses(change: Tensor) -> Tensor:
+        changed = _Changed(problem.params[at.parameter], change)
+        with changed:
+            found = _losses(problem, at.parameter, batch, changed.parameter)
+        if changed.calls != 1:
+            raise InputError(
+                f"layer {at.name!r} is not computed by one call of torch (dense layer, "
+                "convolution, matrix product), so nothing can be added to its outputs"
+            )
+        return found
+
+    try:
+        return torch.func.vmap(losses)(changes)
+    except RuntimeError:
+        return torch.stack([losses(change) for change in changes])
+
+
+class _Changed(TorchFunctionMode):
+    """While it is on, a change is added to what calls of torch make of one parameter."""
+
+    def __init__(self, parameter: Tensor, change: Tensor) -> None:
+        super().__init__()
+        self.parameter, self.change, self.calls = parameter, change, 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        outputs = function(*args, **(kwargs or {}))
+        given = (*args, *(kwargs or {}).values())
+        if function in _PRODUCTS and any(value is self.parameter for value in given):
+            self.calls += 1
+            return outputs + self.change.view(outputs.shape)
+        return outputs
+
+
+_PRODUCTS = {
+    *(F.linear, torch.addmm, torch.mm, torch.matmul, Tensor.matmul, Tensor.__matmul__),
+    *(torch.conv1d, torch.conv2d, torch.conv3d, torch.embedding),
+    *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+}
 
 
 def _losses(problem: Problem, name: str, batch: Batch, weight: Tensor) -> Tensor:

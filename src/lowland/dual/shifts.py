@@ -233,7 +233,7 @@ def _of_chunk(
         rank=used.sum(-1).amin(1),
         positions=T,
         cut=cut,
-        dual_loss=losses_at_own(problem, at.parameter, old, moved.unsqueeze(0))[0].double(),
+        dual_loss=losses_at_own(problem, at.parameter, old, moved).double(),
         dead=(x == 0).flatten(1).all(1),
         same=(x == x_new).flatten(1).all(1),
     )

@@ -22,16 +22,20 @@ def _left(x: Tensor) -> Product:
     )
 
 
+def _times(factor: float, x: Tensor) -> Tensor:
+    return x if factor == 1 else factor * x  # without a copy, as nearly always
+
+
 @use_of("AddmmBackward0", 2)
 def addmm_right(node: Any, shape: torch.Size) -> Product:
     """``beta b + alpha x w``: ``nn.Linear`` with a bias, and the Conv1D of Transformers."""
-    return _right(node._saved_alpha * node._saved_mat1)
+    return _right(_times(node._saved_alpha, node._saved_mat1))
 
 
 @use_of("AddmmBackward0", 1)
 def addmm_left(node: Any, shape: torch.Size) -> Product:
     """``beta b + alpha w x``."""
-    return _left(node._saved_alpha * node._saved_mat2)
+    return _left(_times(node._saved_alpha, node._saved_mat2))
 
 
 @use_of("MmBackward0", 1)
