@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature import operators
+from lowland.curvature import second_derivatives
 from lowland.curvature.operators import Remainder
 from lowland.errors import InputError
 from lowland.problem import Problem
@@ -111,12 +112,12 @@ def test_a_budget_too_small_for_one_sample_is_said():
         ll.hessian(CASES["mlp-gelu"].problem(memory=20_000)).dense()
 
 
-@pytest.mark.parametrize("way", operators.Hessian._WAYS)
+@pytest.mark.parametrize("way", second_derivatives.WAYS)
 def test_every_way_of_differentiating_gives_the_same_product(way, monkeypatch):
     problem = CASES["resnet"].problem()
     v = torch.randn(247, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = dense_hessian(problem) @ v
-    monkeypatch.setattr(operators.Hessian, "_WAYS", (way,))
+    monkeypatch.setattr(second_derivatives, "WAYS", (way,))
     H = ll.hessian(problem)
     assert H.strategy == way.name
     close = 1e-5 if "finite" in way.name else 1e-12
@@ -159,15 +160,54 @@ def test_the_last_resort_is_chosen_when_nothing_else_works_and_it_says_so():
     assert (H.dense() - expected).norm() < 1e-6 * expected.norm()
 
 
-def test_shares_add_up_to_the_quadratic_form_and_the_norm():
-    problem = CASES["lenet"].problem()
-    H = ll.hessian(problem)
-    v = torch.randn(H.size, dtype=torch.float64)
-    Hv = H @ v
-    shares = H.shares(v, Hv)
-    assert list(shares) == list(problem.params)
-    assert sum(s["quadratic"] for s in shares.values()) == pytest.approx(float(v @ Hv))
-    assert sum(s["norm"] ** 2 for s in shares.values()) == pytest.approx(float(Hv @ Hv))
+class PlainWeightNorm(nn.Module):
+    """Weight norm by operations whose second derivatives torch has right."""
+
+    def __init__(self, layer):
+        super().__init__()
+        made_of = layer.parametrizations.weight
+        self.g, self.v = (
+            nn.Parameter(p.detach().clone()) for p in (made_of.original0, made_of.original1)
+        )
+        self.bias = nn.Parameter(layer.bias.detach().clone())
+
+    def forward(self, x):
+        return F.linear(x, self.g * self.v / self.v.norm(dim=1, keepdim=True), self.bias)
+
+
+@pytest.mark.parametrize(("hidden", "dtype"), [(5, torch.float64), (120, torch.float32)])
+def test_second_derivatives_that_torch_has_wrong_are_found_out_at_any_size(hidden, dtype):
+    torch.manual_seed(0)
+    norm = nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(
+        norm(nn.Linear(4, hidden)), nn.ReLU(), norm(nn.Linear(hidden, hidden)), nn.Linear(hidden, 3)
+    ).to(dtype)
+    plain = nn.Sequential(PlainWeightNorm(model[0]), nn.ReLU(), PlainWeightNorm(model[2]), model[3])
+    X, y = torch.randn(12, 4, dtype=dtype), torch.arange(12) % 3
+    H, expected = (ll.hessian(Problem(m, train=(X, y))) for m in (model, plain))
+    assert H.strategy == "finite differences of gradients"
+    assert expected.strategy == "double backward"
+    # Both hold a bias, g and v of each layer, in this order.
+    order = [name for i in "02" for name in (f"{i}.bias", f"{i}.g", f"{i}.v")] + [
+        "3.weight",
+        "3.bias",
+    ]
+    v = {name: torch.randn_like(expected.params[name]) for name in order}
+    product = H @ torch.cat([v[name].flatten() for name in order])
+    right = expected @ torch.cat([v[name].flatten() for name in expected.params])
+    right = torch.cat([right[expected.slices[name]] for name in order])
+    assert (product - right).norm() <= 1e-5 * right.norm()
+
+
+def test_differences_across_a_kink_are_refused():
+    torch.manual_seed(0)
+    model = nn.Sequential(OnceNet(), nn.ReLU(), nn.Linear(3, 3)).double()
+    with torch.no_grad():
+        model[0].b.bias.zero_()
+        model[0].a.bias.zero_()
+    X = torch.zeros(6, 4).double()  # every unit stands at its kink
+    with pytest.raises(InputError, match="depend on their step"):
+        ll.hessian(Problem(model, train=(X, torch.arange(6) % 3)))
 
 
 def test_scipy_solves_with_the_same_operator():

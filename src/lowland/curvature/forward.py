@@ -80,12 +80,15 @@ class ForwardPass:
             rows = [use.rows(marked[id(use)]) for use in uses]
             arrangements = [_arrangement(marks, n) for marks in rows]
             sums = torch.zeros_like(gradient).flatten()
+            terms = 0.0  # what the sum could be at most, which its rounding goes with
             for use, marks, arrangement in zip(uses, rows, arrangements, strict=True):
                 if arrangement is not None:
-                    delta = arrangement(marks[0])
+                    x, delta = arrangement(use.x), arrangement(marks[0])
                     delta = delta * weights.view(n, *[1] * (delta.ndim - 1))
-                    sums[use.places.flatten()] += _summed(use, arrangement(use.x), delta)
-            limit = torch.finfo(sums.dtype).eps ** 0.5 * max(gradient.norm(), sums.norm())
+                    sums[use.places.flatten()] += _summed(use, x, delta)
+                    terms += float(x.norm() * delta.norm())
+            eps = torch.finfo(sums.dtype).eps
+            limit = eps**0.5 * max(gradient.norm(), sums.norm()) + 16 * eps * terms
             if any(arrangement is None for arrangement in arrangements):
                 self.opaque[name] = "sees rows that several samples have a part in"
             elif (sums - gradient.flatten()).norm() > limit:
@@ -128,7 +131,8 @@ def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
     try:
         found = product(node, argument, index.shape)
     except RuntimeError as error:  # a saved tensor that is gone, or was changed in place
-        raise _Opaque(f"enters {operation}, whose inputs are not kept ({error})") from error
+        why = str(error).splitlines()[0]
+        raise _Opaque(f"enters {operation}, whose inputs are not kept ({why})") from error
     if found is None:
         raise _Opaque(f"enters {operation}, which cannot be seen through")
     in_series = in_series and not found.constant
@@ -191,6 +195,8 @@ class Arrangement:
         n = self.count
         if self.index is not None:
             kept = (self.index >= 0).view(n, -1, *[1] * (t.ndim - axis - 1))
+            if t.shape[axis] == 0:
+                t = t.new_zeros(*t.shape[:axis], 1, *t.shape[axis + 1 :])
             t = t.index_select(axis, self.index.clamp_min(0).flatten())
             t = t.unflatten(axis, self.index.shape) * kept
         elif self.blocks:
@@ -210,6 +216,8 @@ def _codes(n: int, like: Tensor) -> Tensor:
 def _arrangement(marked: Tensor, n: int) -> Arrangement | None:
     """From gradients (3, R, ...) by the codes."""
     R = marked.shape[1]
+    if R == 0:  # no sample came here
+        return Arrangement(n, marked.new_full((n, 1), -1, dtype=torch.long), True)
     plain, *coded = marked.flatten(2).double()  # (R, numbers of a row)
     squares = plain.square().sum(1)
     alive = squares > 0

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,17 +12,12 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature import products
-from lowland.curvature.lanczos import rounding
 from lowland.curvature.memory import graph_bytes, samples_within
 from lowland.curvature.products import BatchProduct
+from lowland.curvature.second_derivatives import check_differences, losses_in_double, way
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
-
-# Ways of multiplying that run no model once their graph is made.
-_ON_GRAPHS = {
-    way.name for way in (products.DoubleBackward, products.Remainder, products.GaussNewton)
-}
 
 
 class Curvature(ABC):
@@ -47,19 +42,18 @@ class Curvature(ABC):
             name: slice(end - size, end)
             for name, size, end in zip(self.params, sizes, ends, strict=True)
         }
-        self._leaves = {name: p.clone().requires_grad_() for name, p in self.params.items()}
         self._count = problem.count()
         with problem.measuring():
-            self._build, self.strategy = self._choose()
+            self._build, chosen = self._choose()
             each = graph_bytes(problem, self._build)
             self._chunk = samples_within(problem, each)
-            fits = each * len(problem.train) <= problem.memory
-            self.kept = fits and self.strategy in _ON_GRAPHS
+            self.strategy = chosen.name
+            self.kept = chosen.keeps_graph and each * len(problem.train) <= problem.memory
         self._graphs: list[BatchProduct] | None = None
 
     @abstractmethod
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
-        """How products on a batch are made, and the name of that way."""
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+        """How products on a batch are made, and the way of differentiating behind it."""
 
     def __repr__(self) -> str:
         kept = "kept graphs" if self.kept else "graphs made again for each product"
@@ -120,89 +114,41 @@ class Curvature(ABC):
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
         return LinearOperator(self.shape, matvec=multiply, matmat=multiply, dtype=dtype)
 
-    def shares(self, v: Tensor, Av: Tensor) -> dict[str, dict[str, float]]:
-        """What one product tells of each parameter: ``v_l . (A v)_l`` and ``|(A v)_l|``.
-
-        The first adds up to ``v^T A v``, and for v of random signs is an estimate of the trace of
-        the parameter's own block; the square of the second is one of its rows' Frobenius norm.
-        """
-        return {
-            name: {
-                "quadratic": float(v[at].double() @ Av[at].double()),
-                "norm": float(Av[at].double().norm()),
-            }
-            for name, at in self.slices.items()
-        }
-
 
 class Hessian(Curvature):
     """``d2L/dw2`` of the mean training loss."""
 
     kind = "hessian"
-    _WAYS = (products.DoubleBackward, products.ForwardOverReverse, products.FiniteDifference)
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
-        """The first way that runs on two samples and gives a symmetric matrix there.
-
-        They are the two with the largest losses of the first batch: where a sample is fitted to
-        rounding, its curvature is rounding too.
-        """
-        few = self._hardest(next(self.problem.batches("train")))
-        z = self.problem.outputs(few.inputs, self._leaves)
-        if not self.problem.loss(z, few.targets).requires_grad:
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+        """The first way of differentiating twice that differences of gradients confirm."""
+        few = next(self.problem.batches("train")).map(lambda t: t[:2])
+        leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
+        losses = self.problem.loss(self.problem.outputs(few.inputs, leaves), few.targets)
+        if not losses.requires_grad:
             raise InputError(
                 f"loss {self.problem.loss.name!r} has no gradient with respect to "
                 f"{', '.join(self.params)}: it is not differentiable, or does not depend on them"
             )
-        failures = []
-        for way in self._WAYS:
-            build = partial(way, self.problem, self._leaves)
-            try:
-                asymmetry = self._asymmetry(build(few), z)
-            except (RuntimeError, NotImplementedError) as error:
-                failures.append(f"{way.name}: {str(error).splitlines()[0]}")
-                continue
-            # Only differences err by more than rounding where they are right.
-            if asymmetry < (1e-2 if way is products.FiniteDifference else 1e-3):
-                return build, way.name
-            failures.append(f"{way.name}: products are not symmetric ({asymmetry:.0e})")
-        raise InputError(
-            f"the loss {self.problem.loss.name!r} of this model cannot be differentiated twice: "
-            + "; ".join(failures)
-        )
+        chosen = way(self.problem)
 
-    def _hardest(self, batch: Batch) -> Batch:
-        with torch.no_grad():
-            losses = self.problem.loss(self.problem.outputs(batch.inputs), batch.targets)
-        first = losses.nan_to_num().topk(min(2, len(losses))).indices
-        return batch.map(lambda t: t[first.to(t.device)])
+        if chosen is products.FiniteDifference:
+            check_differences(self.problem, self.params)
 
-    def _asymmetry(self, product: BatchProduct, z: Tensor) -> float:
-        """How far the products are from those of a symmetric matrix, beyond their rounding.
+        def build(batch: Batch) -> BatchProduct:
+            if chosen is products.FiniteDifference:
+                return chosen(losses_in_double(self.problem, batch), self.params)
+            return chosen(self._sum_of_losses(batch), self.params)
 
-        Rounding is relative to the squared slopes of the outputs, which the loss's own second
-        derivatives, at most of order one, multiply: these vanish where the data is fitted.
-        """
-        slopes = torch.autograd.grad(
-            z.sum(), list(self._leaves.values()), retain_graph=True, allow_unused=True
-        )
-        squared = sum(float(s.double().square().sum()) for s in slopes if s is not None)
-        generator = torch.Generator(device=self.device).manual_seed(0)
-        u, v = (
-            torch.randn(self.size, dtype=self.dtype, device=self.device, generator=generator)
-            for _ in range(2)
-        )
-        Hu, Hv = (torch.cat([p.reshape(-1) for p in product(self._shaped(t))]) for t in (u, v))
-        if not (Hu.isfinite().all() and Hv.isfinite().all()):
-            raise InputError(
-                "second derivatives of the loss are NaN or infinite on the first samples; the "
-                "curvature is not defined at these weights"
-            )
-        scale = float(u.norm() * Hv.norm() + v.norm() * Hu.norm())
-        difference = abs(float(u @ Hv - v @ Hu))
-        if difference <= rounding(self.dtype) * squared * float(u.norm() * v.norm()):
-            return 0.0
-        return difference / scale
+        return build, chosen
+
+    def _sum_of_losses(self, batch: Batch) -> products.Scalar:
+        def losses(params: dict[str, Tensor]) -> Tensor:
+            return self.problem.loss(
+                self.problem.outputs(batch.inputs, params), batch.targets
+            ).sum()
+
+        return losses
 
 
 class Remainder(Curvature):
@@ -210,9 +156,13 @@ class Remainder(Curvature):
 
     kind = "remainder"
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
-        build = partial(products.Remainder, self.problem, self._leaves)
-        return build, products.Remainder.name
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+        if way(self.problem) is not products.DoubleBackward:
+            raise InputError(
+                "this model cannot be differentiated backwards twice, so that its Hessian is not "
+                "known apart from its Gauss-Newton part"
+            )
+        return partial(products.Remainder, self.problem, self.params), products.Remainder
 
 
 class GGN(Curvature):
@@ -220,12 +170,12 @@ class GGN(Curvature):
 
     kind = "ggn"
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         return self._gauss_newton(products.output_hessian)
 
-    def _gauss_newton(self, middle: products.Middle) -> tuple[Callable[[Batch], BatchProduct], str]:
-        build = partial(products.GaussNewton, self.problem, self._leaves, middle=middle)
-        return build, products.GaussNewton.name
+    def _gauss_newton(self, middle: products.Middle) -> tuple[Callable[[Batch], BatchProduct], Any]:
+        build = partial(products.GaussNewton, self.problem, self.params, middle=middle)
+        return build, products.GaussNewton
 
 
 class Fisher(GGN):
@@ -247,7 +197,7 @@ class Fisher(GGN):
             )
         super().__init__(problem, params)
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
+    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         if self.kind == "empirical fisher":
             return self._gauss_newton(products.identity)
         if self.problem.loss.name == "mse":

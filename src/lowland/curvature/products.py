@@ -25,6 +25,10 @@ class BatchProduct(Protocol):
         """The matrix times v."""
 
 
+# A number, such as the sum of a batch's losses, as a function of the parameters by name.
+Scalar = Callable[[dict[str, Tensor]], Tensor]
+
+
 class DoubleBackward:
     """Hessian: backward through the gradient's own graph, which is kept for further products.
 
@@ -32,12 +36,18 @@ class DoubleBackward:
     """
 
     name = "double backward"
+    keeps_graph = True
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> None:
-        losses = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets)
-        self.weights = list(leaves.values())
+    def __init__(self, scalar: Scalar, params: dict[str, Tensor]) -> None:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        self._differentiate(scalar(leaves), list(leaves.values()))
+
+    def _differentiate(
+        self, y: Tensor, weights: list[Tensor], weighting: Tensor | None = None
+    ) -> None:
+        self.weights = weights
         self.gradient = torch.autograd.grad(
-            losses.sum(), self.weights, create_graph=True, materialize_grads=True
+            y, weights, weighting, create_graph=True, materialize_grads=True
         )
 
     def __call__(self, v: Direction) -> Direction:
@@ -59,62 +69,73 @@ class Remainder(DoubleBackward):
 
     name = "double backward of the linearised loss"
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> None:
+    def __init__(self, problem: Problem, params: dict[str, Tensor], batch: Batch) -> None:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         z = problem.outputs(batch.inputs, leaves)
         leaf = z.detach().requires_grad_()
         (r,) = torch.autograd.grad(problem.loss(leaf, batch.targets).sum(), leaf)
-        self.weights = list(leaves.values())
-        self.gradient = torch.autograd.grad(
-            z, self.weights, r, create_graph=True, materialize_grads=True
-        )
+        self._differentiate(z, list(leaves.values()), r)
 
 
 class ForwardOverReverse:
     """Hessian: ``jvp(jacrev(...))``, for models that cannot be differentiated backwards twice."""
 
     name = "forward over reverse"
+    keeps_graph = False
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> None:
-        self.names, self.weights = list(leaves), [w.detach() for w in leaves.values()]
+    def __init__(self, scalar: Scalar, params: dict[str, Tensor]) -> None:
+        names, self.weights = list(params), tuple(p.detach() for p in params.values())
 
-        def loss(*weights: Tensor) -> Tensor:
-            params = dict(zip(self.names, weights, strict=True))
-            return problem.loss(problem.outputs(batch.inputs, params), batch.targets).sum()
+        def of_weights(*weights: Tensor) -> Tensor:
+            return scalar(dict(zip(names, weights, strict=True)))
 
-        self.gradient = torch.func.jacrev(loss, argnums=tuple(range(len(self.weights))))
+        self.gradient = torch.func.jacrev(of_weights, argnums=tuple(range(len(names))))
 
     def __call__(self, v: Direction) -> Direction:
         """The matrix times v."""
-        return torch.func.jvp(self.gradient, tuple(self.weights), tuple(v))[1]
+        return torch.func.jvp(self.gradient, self.weights, tuple(v))[1]
 
 
 class FiniteDifference:
-    """Hessian: central differences of the gradient. The last resort, good to a few digits."""
+    """Hessian: central differences of the gradient over a short step, in float64."""
 
     name = "finite differences of gradients"
+    keeps_graph = False
 
-    def __init__(self, problem: Problem, leaves: dict[str, Tensor], batch: Batch) -> None:
-        self.problem, self.leaves, self.batch = problem, leaves, batch
+    def __init__(self, scalar: Scalar, params: dict[str, Tensor], step: float = 1e-7) -> None:
+        self.scalar, self.step = scalar, step
+        self.params = {name: p.detach().double() for name, p in params.items()}
 
     def __call__(self, v: Direction) -> Direction:
         """The matrix times v."""
-        norm = torch.stack([d.norm() for d in v]).norm()
-        if norm == 0:
+        h = self._length(v)
+        if h == 0:
             return [torch.zeros_like(d) for d in v]
-        weights = torch.stack([w.detach().norm() for w in self.leaves.values()]).norm()
-        eps = torch.finfo(norm.dtype).eps
-        h = eps ** (1 / 3) * (1 + weights) / norm  # balances truncation and rounding
         plus, minus = self._gradient(v, h), self._gradient(v, -h)
-        return [(p - m) / (2 * h) for p, m in zip(plus, minus, strict=True)]
+        return [((p - m) / (2 * h)).to(d) for p, m, d in zip(plus, minus, v, strict=True)]
 
-    def _gradient(self, v: Direction, h: Tensor) -> Direction:
+    def rounding(self, v: Direction) -> float:
+        """How large a product is by the rounding of the gradients alone, at most."""
+        gradient = torch.stack([g.norm() for g in self._gradient(v, 0.0)]).norm()
+        weights = self._size(list(self.params.values()))
+        return 1e-14 * (float(gradient) + weights) / self._length(v)
+
+    def _length(self, v: Direction) -> float:
+        """The step along v, as a multiple of it."""
+        size = self._size(v)
+        return self.step * (1 + self._size(list(self.params.values()))) / size if size else 0.0
+
+    @staticmethod
+    def _size(tensors: Direction) -> float:
+        return float(torch.stack([t.double().norm() for t in tensors]).norm())
+
+    def _gradient(self, v: Direction, h: float) -> Direction:
         moved = {
-            name: (w.detach() + h * d).requires_grad_()
-            for (name, w), d in zip(self.leaves.items(), v, strict=True)
+            name: (w + h * d).requires_grad_()
+            for (name, w), d in zip(self.params.items(), v, strict=True)
         }
-        z = self.problem.outputs(self.batch.inputs, moved)
-        loss = self.problem.loss(z, self.batch.targets).sum()
-        return torch.autograd.grad(loss, list(moved.values()), materialize_grads=True)
+        y = self.scalar(moved)
+        return torch.autograd.grad(y, list(moved.values()), materialize_grads=True)
 
 
 Middle = Callable[[Problem, Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
@@ -129,9 +150,12 @@ class GaussNewton:
 
     name = "two backward passes"
 
+    keeps_graph = True
+
     def __init__(
-        self, problem: Problem, leaves: dict[str, Tensor], batch: Batch, middle: Middle
+        self, problem: Problem, params: dict[str, Tensor], batch: Batch, middle: Middle
     ) -> None:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         self.weights = list(leaves.values())
         z = problem.outputs(batch.inputs, leaves)
         self.outputs, self.middle = middle(problem, z, batch.targets)

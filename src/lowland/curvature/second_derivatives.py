@@ -1,0 +1,175 @@
+"""Which way of differentiating twice is right for a model: each is compared with differences.
+
+PyTorch's second derivatives are wrong for some operations, and nothing says so. So a product with
+the Hessian is compared, parameter by parameter, with the difference of two gradients: in float64,
+on some of the real samples, beside the model's weights, for the loss and for a random sum of the
+outputs (whose curvature does not vanish where the data is fitted).
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lowland.batches import Batch
+from lowland.curvature.products import (
+    BatchProduct,
+    DoubleBackward,
+    FiniteDifference,
+    ForwardOverReverse,
+    Scalar,
+)
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+Way = type[DoubleBackward] | type[ForwardOverReverse] | type[FiniteDifference]
+
+WAYS: tuple[Way, ...] = (DoubleBackward, ForwardOverReverse, FiniteDifference)
+
+_SAMPLES = 4
+# Steps of the differences, relative to the weights. A kink of ReLU between the two ends spoils a
+# difference, however short the step, but a short step seldom has one.
+_STEPS = (1e-6, 1e-7, 1e-8)
+# How far a product may be from a difference: of its own size, and of that of the whole product.
+_OWN, _WHOLE = 1e-3, 1e-5
+
+# How far beside the model's weights they are compared, relative to these.
+_NEARBY = 0.05
+
+_CHOSEN: WeakKeyDictionary[Problem, Way] = WeakKeyDictionary()
+
+
+def way(problem: Problem) -> Way:
+    """The first way of multiplying by the Hessian that differences of gradients confirm."""
+    if problem not in _CHOSEN:
+        _CHOSEN[problem] = _first_right(problem)
+    return _CHOSEN[problem]
+
+
+def _first_right(problem: Problem) -> Way:
+    batch, params = _hardest(problem), _nearby(problem)
+    failures = []
+    for candidate in WAYS:
+        try:
+            for scalar in (losses_in_double, _random_sum_in_double):
+                wrong = _wrong(problem, candidate, scalar(problem, batch), params)
+                if wrong is not None:
+                    failures.append(f"{candidate.name}: {wrong}")
+                    break
+            else:
+                return candidate
+        except (RuntimeError, NotImplementedError) as error:
+            failures.append(f"{candidate.name}: {str(error).splitlines()[0]}")
+    raise InputError(
+        f"the loss {problem.loss.name!r} of this model cannot be differentiated twice: "
+        + "; ".join(failures)
+    )
+
+
+def _hardest(problem: Problem) -> Batch:
+    """Some samples of the first batch, those with the largest losses."""
+    batch = next(problem.batches("train"))
+    with torch.no_grad():
+        losses = problem.loss(problem.outputs(batch.inputs), batch.targets)
+    largest = losses.nan_to_num().topk(min(_SAMPLES, len(losses))).indices
+    return batch.map(lambda t: t[largest.to(t.device)])
+
+
+def _nearby(problem: Problem) -> dict[str, Tensor]:
+    """Weights beside the model's own, in float64.
+
+    At its own a ReLU may stand exactly at its kink (an input of zeros, a bias of zero), where a
+    difference has no limit. A way of differentiating that is right nearby is right.
+    """
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+
+    def noise(p: Tensor) -> Tensor:
+        return torch.randn(p.shape, generator=generator, dtype=torch.float64, device=p.device)
+
+    return {
+        name: p.double() + _NEARBY * (1e-3 + p.double().square().mean().sqrt()) * noise(p)
+        for name, p in problem.params.items()
+    }
+
+
+def losses_in_double(problem: Problem, batch: Batch) -> Scalar:
+    """The sum of a batch's losses as a function of the parameters, in float64."""
+    outputs, targets = _outputs_in_double(problem, batch), _double(batch.targets)
+    return lambda params: problem.loss(outputs(params), targets).sum()
+
+
+def _random_sum_in_double(problem: Problem, batch: Batch) -> Scalar:
+    """A random sum of a batch's outputs as a function of the parameters, in float64."""
+    outputs = _outputs_in_double(problem, batch)
+
+    def random_sum(params: dict[str, Tensor]) -> Tensor:
+        z = outputs(params)
+        generator = torch.Generator(device=z.device).manual_seed(0)
+        return (z * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)).sum()
+
+    return random_sum
+
+
+def _outputs_in_double(problem: Problem, batch: Batch) -> Scalar:
+    inputs = pytree.tree_map(_double, batch.inputs)
+    tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]
+    constants = {name: _double(t.detach()) for name, t in tensors}
+    return lambda params: problem.outputs(inputs, {**constants, **params})
+
+
+def check_differences(problem: Problem, params: dict[str, Tensor]) -> None:
+    """An error if differences of gradients depend on their step, as they do across a kink."""
+    batch = next(problem.batches("train"))
+    scalar = losses_in_double(problem, batch)
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+    v = [
+        torch.randn(p.shape, generator=generator, device=p.device).double() for p in params.values()
+    ]
+    long, short = (
+        torch.cat([h.flatten() for h in FiniteDifference(scalar, params, step)(v)])
+        for step in _STEPS[:2]
+    )
+    if (long - short).norm() > _OWN * short.norm() + FiniteDifference(scalar, params).rounding(v):
+        raise InputError(
+            "this model cannot be differentiated twice by torch, and differences of its gradients "
+            "depend on their step (a ReLU at its kink?): its Hessian is not known"
+        )
+
+
+def _double(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t
+
+
+def _wrong(
+    problem: Problem, candidate: Way, scalar: Scalar, params: dict[str, Tensor]
+) -> str | None:
+    """What is wrong with the products of a candidate; None if differences confirm them."""
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+    leaves = [p.detach().requires_grad_() for p in params.values()]
+    y = scalar(dict(zip(params, leaves, strict=True)))
+    # Only along entries that have a gradient: others may act on the loss and be kept from
+    # learning, as the row of a padding token is.
+    v = [
+        torch.randn(g.shape, generator=generator, dtype=g.dtype, device=g.device) * (g != 0)
+        for g in torch.autograd.grad(y, leaves, materialize_grads=True)
+    ]
+    product: BatchProduct = candidate(scalar, params)
+    Hv = [h.detach() for h in product(v)]
+    if not all(h.isfinite().all() for h in Hv):
+        raise InputError(
+            "second derivatives of the loss are NaN or infinite on the first samples; the "
+            "curvature is not defined at these weights"
+        )
+    whole = float(torch.stack([h.norm() for h in Hv]).norm())
+    worst = dict.fromkeys(params, float("inf"))  # of the best step, by parameter
+    for step in _STEPS:
+        difference = FiniteDifference(scalar, params, step)
+        expected, noise = difference(v), difference.rounding(v)
+        for name, h, e in zip(params, Hv, expected, strict=True):
+            limit = _OWN * float(torch.maximum(h.norm(), e.norm())) + _WHOLE * whole + noise
+            worst[name] = min(worst[name], float((h - e).norm()) / max(limit, 1e-300))
+    failed = [name for name, miss in worst.items() if miss > 1]
+    if failed:
+        return f"its second derivatives by {failed[0]!r} are not those of differences"
+    return None
