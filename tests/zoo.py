@@ -143,21 +143,21 @@ def in_place() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(5, 3))
 
 
-@network(5, 8)
+@network(3, 4)
 def encoder_sequence_first() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(8, 2, 6, dropout=0.0)
+    layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0)
     return Written(
-        lambda m, x: m.head(m.layer(x.transpose(0, 1)).mean(0)), layer=layer, head=nn.Linear(8, 3)
+        lambda m, x: m.head(m.layer(x.transpose(0, 1)).mean(0)), layer=layer, head=nn.Linear(4, 3)
     )
 
 
-@network(5, 8)
+@network(3, 4)
 def cross_attention() -> nn.Module:
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
     return Written(
         lambda m, x: m.head(m.layer(x[:, :2], x, x)[0].mean(1)),
         layer=attention,
-        head=nn.Linear(8, 3),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -188,12 +188,12 @@ def tied_embedding() -> nn.Module:
     return Written(forward, embed=nn.Embedding(7, 4))
 
 
-@network(5, 3)
+@network(3, 2)
 def gru() -> nn.Module:
     return Written(
         lambda m, x: m.head(m.cell(x)[0][:, -1]),
-        cell=nn.GRU(3, 3, batch_first=True),
-        head=nn.Linear(3, 3),
+        cell=nn.GRU(2, 2, batch_first=True),
+        head=nn.Linear(2, 3),
     )
 
 

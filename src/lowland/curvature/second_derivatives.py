@@ -6,6 +6,7 @@ on some of the real samples, beside the model's weights, for the loss and for a 
 outputs (whose curvature does not vanish where the data is fitted).
 """
 
+import itertools
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,7 +28,7 @@ Way = type[DoubleBackward] | type[ForwardOverReverse] | type[FiniteDifference]
 
 WAYS: tuple[Way, ...] = (DoubleBackward, ForwardOverReverse, FiniteDifference)
 
-_SAMPLES = 4
+_SAMPLES, _BATCHES = 4, 16
 # Steps of the differences, relative to the weights. A kink of ReLU between the two ends spoils a
 # difference, however short the step, but a short step seldom has one.
 _STEPS = (1e-6, 1e-7, 1e-8)
@@ -68,12 +69,11 @@ def _first_right(problem: Problem) -> Way:
 
 
 def _hardest(problem: Problem) -> Batch:
-    """Some samples of the first batch, those with the largest losses."""
-    batch = next(problem.batches("train"))
+    """Some samples of one of the first batches, those with the largest losses."""
+    batches = list(itertools.islice(problem.batches("train", _SAMPLES), _BATCHES))
     with torch.no_grad():
-        losses = problem.loss(problem.outputs(batch.inputs), batch.targets)
-    largest = losses.nan_to_num().topk(min(_SAMPLES, len(losses))).indices
-    return batch.map(lambda t: t[largest.to(t.device)])
+        losses = [problem.loss(problem.outputs(b.inputs), b.targets).max() for b in batches]
+    return batches[int(torch.stack(losses).nan_to_num().argmax())]
 
 
 def _nearby(problem: Problem) -> dict[str, Tensor]:
@@ -154,6 +154,8 @@ def _wrong(
         torch.randn(g.shape, generator=generator, dtype=g.dtype, device=g.device) * (g != 0)
         for g in torch.autograd.grad(y, leaves, materialize_grads=True)
     ]
+    if not any(bool(d.any()) for d in v):
+        return None  # nothing depends on the parameters here
     product: BatchProduct = candidate(scalar, params)
     Hv = [h.detach() for h in product(v)]
     if not all(h.isfinite().all() for h in Hv):
