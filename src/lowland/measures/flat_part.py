@@ -1,6 +1,6 @@
 """The flat part of the gap."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -16,7 +16,7 @@ from lowland.problem import Problem
     invariant=("layers",),
 )
 def flat_part(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    low, high = found.intervals["flat"]
-    return Value(found.flat, found.route, (high - low) / (2 * 1.96))
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    low, high = split.totals.intervals.flat
+    return Value(split.flat, method(split), (high - low) / (2 * 1.96))

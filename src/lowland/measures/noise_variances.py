@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lowland.curvature import Diagonal, diagonal
 from lowland.errors import InputError
 from lowland.measures.balancing import Balanced, balance
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 _KINDS = (

@@ -1,6 +1,6 @@
 """The sharp part of the gap."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -17,7 +17,7 @@ from lowland.problem import Problem
     invariant=("layers",),
 )
 def sharp_part(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    low, high = found.intervals["sharp"]
-    return Value(found.sharp, found.route, (high - low) / (2 * 1.96))
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    low, high = split.totals.intervals.sharp
+    return Value(split.sharp, method(split), (high - low) / (2 * 1.96))

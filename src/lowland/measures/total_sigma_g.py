@@ -1,6 +1,6 @@
 """Total sharpness by the duality."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -17,6 +17,6 @@ from lowland.problem import Problem
     invariant=(),
 )
 def total_sigma_g(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    return Value(found.total_g**0.5, found.route)
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    return Value(split.totals.total_g**0.5, method(split))
