@@ -163,8 +163,11 @@ def _making(results: Results) -> list[Row]:
         took = numbers.duration(training.seconds)
         rows.append(_row("epochs", f"{numbers.number(training.epochs)}, {end} in {took}"))
         if training.settings:
-            shown = ", ".join(f"{name} = {value}" for name, value in training.settings.items())
-            rows.append(_row("settings", shown))
+            shown = (
+                f"{name} = {'none' if value is None else value}"
+                for name, value in training.settings.items()
+            )
+            rows.append(_row("settings", ", ".join(shown)))
     if origin.seed is not None:
         rows.append(_row("seed", str(origin.seed)))
     rows.append(_row("seconds", numbers.duration(results.seconds)))
