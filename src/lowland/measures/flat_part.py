@@ -8,7 +8,7 @@ from lowland.problem import Problem
 @register(
     title="Flat part of the gap",
     family="duality",
-    formula="sum_{n > 10} c_n sigma_g,n sigma_w,n",
+    formula="sum_{n > n_s} c_n sigma_g,n sigma_w,n",
     definition="What all other directions of that layer add to the gap.",
     citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",

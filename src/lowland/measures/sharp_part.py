@@ -8,9 +8,9 @@ from lowland.problem import Problem
 @register(
     title="Sharp part of the gap",
     family="duality",
-    formula="sum_{n <= 10} c_n sigma_g,n sigma_w,n",
-    definition="What the ten sharpest directions of the dense layer before the last add to the "
-    "gap between test samples and their training partners.",
+    formula="sum_{n <= n_s} c_n sigma_g,n sigma_w,n",
+    definition="What the n_s sharpest directions of a layer (10 of the dense layer before the "
+    "last, unless others are asked for) add to the gap between test samples and their partners.",
     citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
     needs_test=True,

@@ -1,24 +1,26 @@
 """The page of one analysis: collects what the template shows, and shows it."""
 
-import base64
-import hashlib
 import math
-import re
-from importlib.resources import files
-from typing import Any
-
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup, escape
-from plotly.offline import get_plotlyjs
+from dataclasses import dataclass
 
 from lowland.findings import Decomposition, Results
 from lowland.report import numbers
 from lowland.report.figures import figures
 from lowland.report.glossary import GLOSSARY, Definition
-from lowland.report.traces import Figure
+from lowland.report.page import show
 from lowland.report.words import answer
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True)
+class Row:
+    """One number, or text, with its title; ``definition`` is what its info button opens."""
+
+    key: str
+    title: str
+    value: str
+    definition: str | None
+    note: str = ""
+    kind: str = ""  # sharp or flat: its colour
 
 
 def render(results: Results) -> str:
@@ -40,45 +42,6 @@ def render(results: Results) -> str:
         decomposition=_decomposition(results.duality),
         making=_making(results),
     )
-
-
-def show(
-    template: str,
-    drawn: list[Figure],
-    definitions: list[tuple[str, Definition]],
-    version: str,
-    **content: Any,
-) -> str:
-    """Fill a template that extends the common page."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=FunctionLoader(_text)
-    )
-    environment.filters |= {
-        "formula": formula,
-        "number": numbers.number,
-        "percent": numbers.percent,
-        "duration": numbers.duration,
-        "date": numbers.date,
-    }
-    environment.tests["finite"] = lambda value: value is not None and math.isfinite(value)
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    environment.globals |= {"definitions": definitions}
-    return environment.get_template(template).render(
-        figures=drawn,
-        pictures=_pictures(drawn),
-        version=version,
-        style=Markup(_text("style.css")),
-        plotly=Markup(get_plotlyjs()),
-        hashed=_hashed,
-        **content,
-    )
-
-
-def formula(text: str) -> Markup:
-    """Escape a text, then set its `_{...}` and `^{...}` as small letters."""
-    escaped = str(escape(text))
-    escaped = re.sub(r"_\{([^{}]*)\}", r"<sub>\1</sub>", escaped)
-    return Markup(re.sub(r"\^\{([^{}]*)\}", r"<sup>\1</sup>", escaped))
 
 
 def _cards(results: Results) -> list[list[Row]]:
@@ -174,17 +137,9 @@ def _making(results: Results) -> list[Row]:
     return rows
 
 
-def _row(key: str, value: str, title: str | None = None, **more: str) -> Row:
-    known = key in GLOSSARY
-    return {
-        "key": key,
-        "title": title or GLOSSARY[key].title,
-        "value": value,
-        "definition": f"def-{key}" if known else None,
-        "note": "",
-        "kind": "",
-        **more,
-    }
+def _row(key: str, value: str, title: str | None = None, note: str = "", kind: str = "") -> Row:
+    definition = f"def-{key}" if key in GLOSSARY else None
+    return Row(key, title or GLOSSARY[key].title, value, definition, note, kind)
 
 
 def _definitions(results: Results) -> list[tuple[str, Definition]]:
@@ -199,17 +154,3 @@ def _definitions(results: Results) -> list[tuple[str, Definition]]:
     for index, check in enumerate(results.checks):
         definitions.append((f"check-{index}", Definition(check.name, check.meaning)))
     return definitions
-
-
-def _pictures(drawn: list[Figure]) -> list[dict[str, Any]]:
-    return [{"key": f.key, "data": f.data, "layout": f.layout} for f in drawn if f.data]
-
-
-def _hashed(script: str) -> str:
-    """Name a script in the content security policy by its content."""
-    digest = hashlib.sha256(str(script).encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -6,10 +6,10 @@ import numpy as np
 
 from lowland.findings import Decomposition, Differences
 from lowland.report import axes, numbers
-from lowland.report.analysis_page import show
 from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot
 from lowland.report.glossary import GLOSSARY
 from lowland.report.numbers import number, percent
+from lowland.report.page import show
 from lowland.report.traces import Figure, trace
 
 # The parts of a change, with their colours: the determinants look as they do in a report.
