@@ -314,11 +314,11 @@ def test_train_makes_weights_curves_and_a_report(tmp_path):
     )
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
-    assert told["training"]["converged"]
-    assert told["training"]["settings"]["optimizer"] == "sam"
+    assert told["origin"]["training"]["converged"]
+    assert told["origin"]["training"]["settings"]["optimizer"] == "sam"
     out = tmp_path / "lowland-report"
     assert {p.name for p in out.iterdir()} == set(FILES)
-    assert (out / "epochs.csv").read_text().count("\n") == told["training"]["epochs"] + 1
+    assert (out / "epochs.csv").read_text().count("\n") == told["origin"]["training"]["epochs"] + 1
     weights = mlp((64, 10, 8, 10))
     load_weights(weights, out / "weights.safetensors")
     X, y = ll.data.load("digits").train

@@ -9,8 +9,8 @@ from lowland.problem import Problem
     title="Total sharpness by the duality",
     family="duality",
     formula="sqrt(sum_n sigma_g,n^2)",
-    definition="The standard deviation over pairs of the effective gradient in that layer, in all "
-    "directions together.",
+    definition="The standard deviation over pairs of the effective gradient in the decomposed "
+    "layer, in all directions together.",
     citation="Feng & Tu, 2022, Fig. 2A; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
     needs_test=True,

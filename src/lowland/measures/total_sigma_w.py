@@ -9,8 +9,8 @@ from lowland.problem import Problem
     title="Total size by the duality",
     family="duality",
     formula="sqrt(T_w), T_w = sum_n sigma_w,n^2",
-    definition="The standard deviation over pairs of the dual weights of that layer: the size of "
-    "the solution as the data see it.",
+    definition="The standard deviation over pairs of the dual weights of the decomposed layer: "
+    "the size of the solution as the data see it.",
     citation="Feng & Tu, 2022, Eq. 12; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper=None,
     needs_test=True,
