@@ -69,7 +69,8 @@ def analyze(
     Args:
         problem: with test data.
         layer_name: the layer to decompose in full; by default the dense layer before the last
-            one, as in Feng & Tu, of those whose directions can all be computed, or the only one.
+            one, as in Feng & Tu, of those whose directions can all be computed, or the only one;
+            if data goes around it, the last layer whose dual weights stand for the data.
         out: a directory to save everything in (see :meth:`Analysis.save`).
         title: how the report calls it.
         origin: for the record, where model and data came from.

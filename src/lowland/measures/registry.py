@@ -221,13 +221,17 @@ def _run(
     """One measure; ``problems`` has the problem with each loss that was asked for so far."""
     began = time.perf_counter()
 
-    def row(found: Value | None, reason: str | None) -> Measurement:
+    def row(value: Value | None, reason: str | None) -> Measurement:
         seconds = time.perf_counter() - began
-        known = (
-            vars(found) if found else {"value": None, "stderr": None, "method": None, "parts": {}}
-        )
         return Measurement(
-            chosen, reason=reason, seconds=seconds, gradients=seconds / gradient, **known
+            measure=chosen,
+            value=value.value if value else None,
+            stderr=value.stderr if value else None,
+            method=value.method if value else None,
+            reason=reason,
+            seconds=seconds,
+            gradients=seconds / gradient,
+            parts=value.parts if value else {},
         )
 
     if chosen.needs_test and not problem.has_test:
@@ -237,12 +241,12 @@ def _run(
     try:
         if chosen.loss is not None and chosen.loss not in problems:
             problems[chosen.loss] = problem.with_loss(chosen.loss)
-        found = chosen.function(problems[chosen.loss])
+        value = chosen.function(problems[chosen.loss])
     except InputError as error:
         return row(None, f"does not apply: {error}")
-    if not math.isfinite(found.value):
-        return row(None, f"is not finite: {found.method}")
-    return row(found, None)
+    if not math.isfinite(value.value):
+        return row(None, f"is not finite: {value.method}")
+    return row(value, None)
 
 
 def _seconds_of_a_gradient(problem: Problem) -> float:
