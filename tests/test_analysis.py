@@ -1,28 +1,44 @@
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import lowland as ll
 from cases import CASES
+from lowland.dual import decomposition
 from lowland.errors import InputError
+from lowland.findings import Results, to_json
 from lowland.problem import Problem
-from test_duality import make_problem
+from lowland.training import lenet
+from test_duality import Around, make_problem
+
+DUALITY = ("sharp_part", "flat_part", "total_sigma_g", "total_sigma_w")
+
+
+def checks(analysis: ll.Analysis) -> dict[str, bool]:
+    return {check.name: check.passed for check in analysis.results.checks}
 
 
 def test_an_analysis_holds_what_the_rooms_compute():
     problem = make_problem()
     analysis = ll.analyze(problem)
     expected = ll.duality(problem, "2")
-    assert analysis.results["subject"]["layer"] == "2"
-    assert analysis.results["duality"]["sharp"] == expected.sharp
-    assert analysis.results["outcome"]["gap"] == pytest.approx(expected.gap)
-    np.testing.assert_array_equal(analysis.arrays["duality/sigma_g"], expected.sigma_g)
-    assert [c["passed"] for c in analysis.results["checks"]] == [True] * 4
+    results = analysis.results
+    assert results.subject.layer == "2"
+    assert results.duality.sharp == expected.sharp
+    assert results.outcome.gap == pytest.approx(expected.gap)
+    np.testing.assert_array_equal(results.duality.sigma_g, expected.sigma_g)
+    assert list(checks(analysis).values()) == [True] * 4
     assert analysis.answer.count(". ") == 1
+    assert [row.layer for row in results.layer_rows] == ["0", "2", "4"]
+    for row, split in zip(results.layer_rows, ll.duality(problem).values(), strict=True):
+        assert row.sharp == pytest.approx(split.sharp, rel=1e-9)
+        assert row.sigma_g == pytest.approx(split.totals.total_g**0.5, rel=1e-9)
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
@@ -36,35 +52,209 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         "weights.safetensors",
     ]
     loaded = ll.load(out)
-    assert loaded.results == json.loads(json.dumps(analysis.results))
-    for name, array in analysis.arrays.items():
-        np.testing.assert_array_equal(loaded.arrays[name], array)
+    (document, arrays), (again, others) = (to_json(a.results) for a in (analysis, loaded))
+    assert json.dumps(again) == json.dumps(document)
+    assert others.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(others[name], array)
     for name, weight in load_file(out / "weights.safetensors").items():
         assert torch.equal(weight, problem.params[name])
-    again = loaded.to_html(tmp_path / "again.html").read_text()
-    assert again == (out / "report.html").read_text()
-    assert "<b>title" not in again
+    page = loaded.to_html(tmp_path / "again.html").read_text()
+    assert page == (out / "report.html").read_text()
+    assert "<b>title" not in page
     assert list(out.parent.iterdir()) == [out]  # nothing is left beside it
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_model_gets_a_report(name, tmp_path):
     case = CASES[name]
-    analysis = ll.analyze(case.problem(n=12), out=tmp_path / "out")
+    results = ll.analyze(case.problem(n=12), out=tmp_path / "out").results
     assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
-    assert analysis.results["duality"]["paired_gap"] is not None
-    assert analysis.results["duality"]["trusted"]
+    assert results.duality.trusted
     if name == "transformer":  # tokens are no points in space, and data goes around most layers
-        assert analysis.results["subject"]["layer"] == "head"
-        assert any("paired by what layer" in note for note in analysis.results["notes"])
+        assert results.subject.layer == "head"
+        assert any("paired by what layer" in note for note in results.notes)
+
+
+# --- one choice, one decomposition ---------------------------------------------------------------
+
+
+@pytest.fixture
+def decomposed(monkeypatch) -> list[tuple[str, str]]:
+    """Layer and gauge of each decomposition, in the order in which they are computed."""
+    done = []
+    original = decomposition._decomposed
+
+    def counted(problem, at, asked, *rest):
+        done.append((at.name, asked.gauge))
+        return original(problem, at, asked, *rest)
+
+    monkeypatch.setattr(decomposition, "_decomposed", counted)
+    return done
+
+
+def test_each_layer_is_decomposed_once_and_the_chosen_one_once_more_balanced(decomposed):
+    ll.analyze(make_problem())
+    expected = [("0", "given"), ("2", "balanced"), ("2", "given"), ("4", "given")]
+    assert sorted(decomposed) == expected
+
+
+def test_a_brief_analysis_decomposes_one_layer(decomposed):
+    ll.analyze(make_problem(), brief=True, measures=DUALITY)
+    assert decomposed == [("2", "given")]
+
+
+def test_measures_alone_decompose_one_layer(decomposed):
+    ll.measure(make_problem(), list(DUALITY))
+    assert decomposed == [("2", "given")]
+
+
+def test_a_layer_that_data_goes_around_is_not_decomposed_twice_either(decomposed):
+    analysis = ll.analyze(CASES["resnet"].problem(n=12), measures=[])
+    assert analysis.results.subject.layer == "head"
+    assert len([layer for layer, gauge in decomposed if gauge == "given"]) == 3
+    assert len(set(decomposed)) == len(decomposed)
+
+
+def assert_the_table_tells_what_the_cards_show(results: Results) -> None:
+    rows = {row.name: row for row in results.measures if row.name in DUALITY}
+    split = results.duality
+    assert {name: row.value for name, row in rows.items()} == {
+        "sharp_part": split.sharp,
+        "flat_part": split.flat,
+        "total_sigma_g": split.totals.total_g**0.5,
+        "total_sigma_w": split.totals.total_w_data**0.5,
+    }
+    assert all(row.method.startswith(f"layer {split.layer!r}") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gauge": "balanced"}, {"basis": "fisher"}, {"n_sharp": 4}, {"layer_name": "0"}],
+)
+def test_cards_and_measures_show_one_decomposition(options):
+    problem = make_problem()
+    results = ll.analyze(problem, measures=DUALITY, **options).results
+    assert_the_table_tells_what_the_cards_show(results)
+    if options:
+        assert results.duality.sharp != ll.duality(problem, "2").sharp
+
+
+def test_cards_and_measures_choose_one_layer_of_lenet():
+    """The cards once split 84 -> 10 and the table 120 -> 84."""
+    g = torch.Generator().manual_seed(0)
+    X, Z = (torch.randn(24, 1, 28, 28, generator=g) for _ in range(2))
+    y = torch.arange(24) % 10
+    problem = Problem(lenet((1, 28, 28), 10), train=(X, y), test=(Z, y))
+    results = ll.analyze(problem, brief=True, measures=DUALITY).results
+    assert_the_table_tells_what_the_cards_show(results)
+    alone = ll.measure(problem, "sharp_part")["sharp_part"]
+    assert alone.value == pytest.approx(results.duality.sharp, rel=1e-5)
+
+
+class FromImages(nn.Module):
+    """Takes bytes, as they come from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(x.flatten(1).double() / 255)))
+
+
+class FromTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.head = nn.Embedding(9, 4), nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(self.embed(input_ids).mean(1))))
+
+
+def data(kind: str) -> tuple[nn.Module, list]:
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(24) % 3
+    torch.manual_seed(0)
+    if kind == "uint8":
+        images = (torch.randint(256, (24, 2, 4), generator=g, dtype=torch.uint8) for _ in range(2))
+        return FromImages().double(), [(X, y) for X in images]
+    tokens = (torch.randint(9, (24, 5), generator=g) for _ in range(2))
+    model = FromTokens().double()
+    if kind == "int":
+        return model, [(X, y) for X in tokens]
+    rows = ([{"input_ids": x, "labels": t} for x, t in zip(X, y, strict=True)] for X in tokens)
+    return model, [DataLoader(split, batch_size=24) for split in rows]
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int", "dict"])
+def test_inputs_of_any_kind_are_split_by_cards_and_measures_alike(kind):
+    model, (train, test) = data(kind)
+    results = ll.analyze(Problem(model, train=train, test=test), measures=DUALITY).results
+    assert_the_table_tells_what_the_cards_show(results)
+    by_layer = any("paired by what layer 'first' sees" in note for note in results.notes)
+    assert by_layer == (kind != "uint8")
+
+
+# --- checks that can fail ------------------------------------------------------------------------
 
 
 def test_a_path_around_the_layer_fails_its_check():
-    analysis = ll.analyze(CASES["resnet"].problem(n=12))
-    assert analysis.results["duality"]["layer"] == "head"
-    assert all(c["passed"] for c in analysis.results["checks"])  # nothing goes around the head
-    around = ll.analyze(CASES["tied"].problem(n=12), "head")
-    assert all(c["passed"] for c in around.results["checks"])
+    analysis = ll.analyze(CASES["resnet"].problem(n=12), measures=[])
+    assert analysis.results.duality.layer == "head"
+    assert all(checks(analysis).values())  # nothing goes around the head
+    plain = make_problem()
+    sides = [
+        (plain.data(s).take(slice(None)).inputs, plain.data(s).targets) for s in ("train", "test")
+    ]
+    torch.manual_seed(0)
+    problem = Problem(Around().double(), train=sides[0], test=sides[1])
+    around = ll.analyze(problem, "layer", measures=[])
+    assert checks(around) == {
+        "Eq. 9 equals the paired gap": True,
+        "The dual weights reproduce the activities": True,
+        "The dual weights reproduce the losses": False,
+        "Eq. 12 holds both ways": True,
+    }
+    assert not around.results.duality.trusted
+    # unless it is named, another layer is taken
+    assert ll.analyze(problem, measures=[]).results.subject.layer == "head"
+
+
+@pytest.mark.parametrize("angle", [20, 40, 50, 70])
+def test_directions_that_may_be_missing_are_a_failed_check(angle):
+    """Of a layer with 4,400 weights 50 directions are computed, and the gradients lie beside them.
+
+    The layer's inputs are multiples of one vector v, so that its dual shifts and its effective
+    gradients are multiples of one matrix, ``along v^T``. The directions with curvature are
+    ``q_i v^T``, and ``along`` lies between the sharpest and the flattest of them: of the spread of
+    the gradients cos(angle) is along the first, and sin(angle) along one that is not computed.
+    """
+    g = torch.Generator().manual_seed(0)
+    Q = torch.linalg.qr(torch.randn(110, 110, generator=g, dtype=torch.float64))[0]
+    v = nn.functional.normalize(torch.randn(40, generator=g, dtype=torch.float64), dim=0)
+    radians = math.radians(angle)
+    along = math.cos(radians) * Q[:, 0] + math.sin(radians) * Q[:, -1]
+    sizes = ((1, 40), (40, 110), (110, 110))
+    model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(v[:, None])
+        model[1].weight.copy_(torch.outer(along, v))
+        model[2].weight.copy_(torch.logspace(0, -3, 110, dtype=torch.float64)[:, None] * Q.T)
+    X, Z = (1 + torch.rand(40, 1, generator=g, dtype=torch.float64) for _ in range(2))
+    y = torch.zeros(40, 110, dtype=torch.float64)
+    problem = Problem(model, "mse", train=(X, y), test=(Z, y))
+    analysis = ll.analyze(problem, "1", n_sharp=1, measures=[], brief=True)
+    assert len(analysis.results.duality.sigma_g) == 50
+    # by definition, if not all directions are listed
+    assert "Eq. 9 equals the paired gap" not in checks(analysis)
+    name = "No direction that was not computed is as sharp"
+    check = next(check for check in analysis.results.checks if check.name == name)
+    assert check.value == pytest.approx(math.tan(radians), rel=1e-3)
+    assert check.passed == (angle < 45)
+
+
+# --- errors and odd cases ------------------------------------------------------------------------
 
 
 def test_errors_come_before_the_work(tmp_path):
@@ -83,6 +273,30 @@ def test_errors_come_before_the_work(tmp_path):
         ll.load(tmp_path)
 
 
+def test_a_model_without_a_layer_to_decompose_gets_its_measures():
+    """A model of one parameter: no split, and measures of it do not apply."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * x
+
+    X, y = torch.randn(30, 3), torch.arange(30) % 3
+    results = ll.analyze(Problem(Scale(), train=(X, y), test=(X + 1, y))).results
+    assert (results.duality, results.layer_rows, results.checks) == (None, (), ())
+    assert results.notes == (
+        "The gap was not decomposed: the model has no dense layer that is used once.",
+    )
+    rows = {row.name: row for row in results.measures}
+    assert rows["sharp_part"].reason == (
+        "does not apply: the model has no dense layer that is used once"
+    )
+    assert rows["weight_norm"].value == pytest.approx(3**0.5)
+
+
 def test_a_regression_has_a_dual_and_its_targets_are_told():
     """Partners have other targets: the dual weights stand for the inputs all the same."""
     g = torch.Generator().manual_seed(0)
@@ -91,9 +305,9 @@ def test_a_regression_has_a_dual_and_its_targets_are_told():
     model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
     sides = ((inputs, inputs.prod(1, keepdim=True).sin()) for inputs in (X, Z))
     analysis = ll.analyze(Problem(model.double(), "mse", next(sides), next(sides)), "2")
-    assert analysis.results["duality"]["trusted"]
-    assert all(check["passed"] for check in analysis.results["checks"])
-    assert any("have different targets" in note for note in analysis.results["notes"])
+    assert analysis.results.duality.trusted
+    assert all(checks(analysis).values())
+    assert any("have different targets" in note for note in analysis.results.notes)
 
 
 def test_a_training_loss_of_zero_leaves_the_decomposition_whole():
@@ -104,27 +318,10 @@ def test_a_training_loss_of_zero_leaves_the_decomposition_whole():
     train = problem.train.take(slice(None))
     right = problem.model(train.inputs).argmax(1)
     sides = (train.inputs, right), (train.inputs + 0.3, right)
-    analysis = ll.analyze(Problem(problem.model, train=sides[0], test=sides[1]), "2")
-    assert analysis.results["outcome"]["train_loss"] == 0
-    assert analysis.results["duality"]["paired_gap"] > 0
-    assert any("no width F_n" in note for note in analysis.results["notes"])
-
-
-def test_directions_that_may_be_missing_are_a_failed_check():
-    """Of a large layer some are computed: if another may be sharper, the answer says caution."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 3)
-    )
-    X, Z = torch.randn(40, 4), torch.randn(40, 4)
-    y = torch.arange(40) % 3
-    analysis = ll.analyze(Problem(model, train=(X, y), test=(Z, y)), "2", measures=[])
-    checks = {check["name"]: check for check in analysis.results["checks"]}
-    assert "Eq. 9 equals the paired gap" not in checks  # by definition, where not all are listed
-    check = checks["No direction that was not computed is as sharp"]
-    sharp = analysis.arrays["duality/sigma_g"][9]
-    unseen = analysis.results["duality"]["unseen_sigma_g"]
-    assert check["passed"] == (unseen <= sharp)
+    results = ll.analyze(Problem(problem.model, train=sides[0], test=sides[1]), "2").results
+    assert results.outcome.train_loss == 0
+    assert results.duality.paired_gap > 0
+    assert any("no width F_n" in note for note in results.notes)
 
 
 def test_data_in_any_precision_and_batches_has_one_fingerprint():
@@ -137,7 +334,7 @@ def test_data_in_any_precision_and_batches_has_one_fingerprint():
             test=(X.to(dtype) + 1, y),
             batch_size=size,
         )
-        return ll.analyze(problem, measures=[]).results["subject"]["fingerprint"]
+        return ll.analyze(problem, measures=[]).results.subject.fingerprint
 
     assert mark(torch.float32, 7) == mark(torch.float64, 30)
     assert mark(torch.bfloat16, 30)  # its own numbers, but no error

@@ -8,13 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from lowland import InputError, atomic, load
+from lowland import InputError, atomic
 from lowland.atomic import check_writable, replaced_directory, write_file
-from lowland.results import EPOCHS
-from lowland.results import FILES as RESULT_FILES
 
 FILES = ("a.txt", "b.txt")
 
@@ -259,56 +256,3 @@ def test_write_file_replaces_whole(tmp_path):
     with pytest.raises(InputError, match=r"cannot write .*folder: Is a directory"):
         write_file(tmp_path / "folder", "x")
     assert names(tmp_path) == {"page", "folder"}
-
-
-# --- reading a saved result ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    (folder := tmp_path / "saved").mkdir()
-    (folder / "results.json").write_text('{"format": 1}')
-    np.savez(folder / "arrays.npz", x=np.arange(3.0))
-    (folder / "weights.safetensors").write_bytes(b"w")
-    (folder / "report.html").write_text("page")
-    assert names(folder) == set(RESULT_FILES) - {EPOCHS}  # which only a training leaves
-    return folder
-
-
-def test_load_reads_what_is_there(saved):
-    found = load(saved)
-    assert (found.results, found.weights) == ({"format": 1}, b"w")
-    assert found.arrays["x"].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("results.json", b""),
-        ("results.json", b"{"),
-        ("results.json", b"\xff\xfe"),
-        ("results.json", b"[1]"),
-        ("arrays.npz", b""),
-        ("arrays.npz", b"PK\3\4 cut"),
-        ("arrays.npz", b"\x93NUMPY"),
-        ("arrays.npz", None),
-        ("weights.safetensors", None),
-    ],
-)
-def test_damaged_results_are_an_input_error(saved, name, content):
-    (saved / name).unlink()
-    if content is not None:
-        (saved / name).write_bytes(content)
-    with pytest.raises(InputError, match=str(saved)) as error:
-        load(saved)
-    assert "\n" not in str(error.value)
-
-
-def test_a_flipped_byte_in_the_arrays_is_an_input_error(saved):
-    path = saved / "arrays.npz"
-    whole = bytearray(path.read_bytes())
-    at = whole.index(np.arange(3.0).tobytes())
-    whole[at + 8] ^= 1
-    path.write_bytes(whole)
-    with pytest.raises(InputError, match=r"damaged or incomplete \(BadZipFile: Bad CRC-32"):
-        load(saved)

@@ -152,8 +152,8 @@ def test_summary_fits_80_columns_and_an_ascii_terminal(analysed):
     assert " ".join(ran.out.split()).startswith(f"mine:model {saved.answer} ")
     assert ran.out.isascii()
     assert " +- " in ran.out  # the standard error of the test loss
-    for row in saved.results["measures"]:
-        assert row["title"] in ran.out
+    for row in saved.results.measures:
+        assert row.title in ran.out
     assert ran.out.endswith("report: out/report.html\n")
 
 
@@ -335,7 +335,7 @@ def test_an_interrupt_after_the_result_was_written_says_so(project, monkeypatch)
     monkeypatch.setattr(Analysis, "save", save_then_interrupt)
     ran = run_inside(*ANALYZE, "--quiet", cwd=project)
     assert ran == Ran(130, "", "lowland: stopped; the result was already written, whole, to out\n")
-    assert lowland.load(project / "out").results["subject"]["title"] == "mine:model"
+    assert lowland.load(project / "out").results.subject.title == "mine:model"
 
 
 def test_an_ignored_signal_stays_ignored(project):

@@ -1,6 +1,8 @@
 """Comparing two solutions: exact sums, known causes, and the command."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -13,6 +15,7 @@ from browser import chromium
 from commandline import run
 from lowland.comparison import compare, shapley
 from lowland.errors import InputError
+from lowland.findings import Change, PairValues
 from lowland.problem import Problem
 from lowland.results import Analysis
 from test_duality import make_problem
@@ -54,51 +57,64 @@ def test_shapley_values_are_the_mean_over_orders_and_add_up():
 
 def test_the_parts_add_up_to_the_change(analyses):
     found = compare(*analyses).results
-    gaps = [a.results["duality"]["paired_gap"] for a in analyses]
-    assert found["paired_gaps"] == pytest.approx(gaps, rel=1e-12)
-    assert found["change"]["value"] == pytest.approx(gaps[1] - gaps[0], rel=1e-12)
-    assert sum(found["parts"][p]["value"] for p in PARTS) == pytest.approx(
-        gaps[1] - gaps[0], rel=1e-6
-    )
-    for part in PARTS[:3]:
-        halves = sum(found["within"][half][part]["value"] for half in ("sharp", "flat"))
-        assert halves == pytest.approx(found["parts"][part]["value"], rel=1e-9)
-    for row in (found["change"], *found["parts"].values()):
-        assert row["low"] <= row["high"]
-    assert found["change"]["low"] < found["change"]["value"] < found["change"]["high"]
+    gaps = [a.results.duality.paired_gap for a in analyses]
+    assert found.paired_gaps == pytest.approx(gaps, rel=1e-12)
+    assert found.change.value == pytest.approx(gaps[1] - gaps[0], rel=1e-12)
+    assert tuple(found.parts) == PARTS
+    whole = sum(part.value for part in found.parts.values())
+    assert whole == pytest.approx(gaps[1] - gaps[0], rel=1e-6)
+    for name in PARTS[:3]:
+        part = found.parts[name]
+        assert part.sharp.value + part.flat.value == pytest.approx(part.value, rel=1e-9)
+    assert found.parts["means"].sharp is None
+    for row in (found.change, *found.parts.values()):
+        assert row.low <= row.high
+    assert found.change.low < found.change.value < found.change.high
 
 
 def test_a_solution_does_not_differ_from_itself(analyses):
     found = compare(analyses[0], analyses[0])
-    assert found.results["change"] == {"value": 0, "low": 0, "high": 0}
-    assert all(row["value"] == 0 for row in found.results["parts"].values())
+    assert found.results.change == Change(0, 0, 0)
+    assert all(part.value == 0 for part in found.results.parts.values())
     assert "do not differ beyond chance" in found.answer
 
 
-def changed(analysis: Analysis, **factors: float) -> Analysis:
+def with_pairs(analysis: Analysis, change: Callable[[PairValues], PairValues]) -> Analysis:
+    """The analysis with other numbers of its pairs, in both gauges."""
+    splits = {
+        gauge: replace(split, per_pair=change(split.per_pair))
+        for gauge in ("duality", "balanced")
+        for split in [getattr(analysis.results, gauge)]
+    }
+    return replace(analysis, results=replace(analysis.results, **splits))
+
+
+def changed(analysis: Analysis, size: float = 1.0, loss: float = 1.0) -> Analysis:
     """The analysis as if dual weights were larger or losses steeper, by hand."""
-    arrays = dict(analysis.arrays)
-    size = factors.get("size", 1.0)
-    arrays["pairs/dl"] = arrays["pairs/dl"] * factors.get("loss", 1.0)
-    for gauge in ("pairs", "balanced"):
-        arrays[f"{gauge}/size"] = arrays[f"{gauge}/size"] * size**2
-        arrays[f"{gauge}/components"] = arrays[f"{gauge}/components"] * np.float32(size)
-    return Analysis(analysis.results, arrays, analysis.weights)
+    return with_pairs(
+        analysis,
+        lambda pairs: replace(
+            pairs,
+            dl=pairs.dl * loss,
+            size=pairs.size * size**2,
+            components=pairs.components * np.float32(size),
+        ),
+    )
 
 
 def test_known_causes_are_named(analyses):
     one = analyses[1]
     # twice the loss change for the same shifts: twice the gradient, and nothing else
     steeper = compare(one, changed(one, loss=2.0)).results
-    gap = one.results["duality"]["paired_gap"]
-    mean = steeper["parts"]["means"]["value"]
-    assert steeper["parts"]["sharpness"]["value"] == pytest.approx(gap - mean, rel=1e-5)
-    assert steeper["parts"]["size"]["value"] == pytest.approx(0, abs=1e-7 * gap)
-    assert steeper["parts"]["correlation"]["value"] == pytest.approx(0, abs=1e-5 * gap)
+    gap = one.results.duality.paired_gap
+    mean = steeper.parts["means"].value
+    assert steeper.parts["sharpness"].value == pytest.approx(gap - mean, rel=1e-5)
+    assert steeper.parts["size"].value == pytest.approx(0, abs=1e-7 * gap)
+    assert steeper.parts["correlation"].value == pytest.approx(0, abs=1e-5 * gap)
     # twice the shifts for the same loss changes: twice the size, half the gradient, no change
     larger = compare(one, changed(one, size=2.0)).results
-    assert larger["change"]["value"] == 0
-    sharper, size = (larger["parts"][p]["value"] for p in ("sharpness", "size"))
+    assert larger.change.value == 0
+    sharper, size = (larger.parts[p].value for p in ("sharpness", "size"))
     assert size > 0.1 * gap
     assert sharper == pytest.approx(-size, rel=1e-5)
 
@@ -121,44 +137,56 @@ def test_a_rescaling_that_leaves_the_function_moves_no_share():
         ).results
         for factor in (1.0, 1e3)
     )
-    assert plain["gauge"] == "balanced"
+    assert plain.gauge == "balanced"
     for part in PARTS:
-        assert scaled["parts"][part]["value"] == pytest.approx(
-            plain["parts"][part]["value"], rel=1e-4, abs=1e-6
-        )
+        expected = plain.parts[part].value
+        assert scaled.parts[part].value == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_what_cannot_be_balanced_is_compared_as_it_is_and_that_is_said(analyses):
-    bare = [Analysis({**a.results, "balanced": None}, a.arrays, a.weights) for a in analyses]
-    found = compare(*bare)
-    assert found.results["gauge"] == "given"
+    found = compare(*(replace(a, results=replace(a.results, balanced=None)) for a in analyses))
+    assert found.results.gauge == "given"
     assert "rescaling hidden units would move shares" in found.answer
 
 
 def test_a_side_with_fewer_directions_takes_nothing_from_rounding(analyses):
     """Of one side some directions are kept, of the other all: the rest is compared as one."""
     first, second = analyses
-    few = dict(second.arrays)
-    few["balanced/components"] = few["balanced/components"][:, :12]
-    less = Analysis(second.results, few, second.weights)
+    less = with_pairs(second, lambda pairs: replace(pairs, components=pairs.components[:, :12]))
     parts = []
     for seed in range(4):  # the last digit of what was stored in single precision
-        rng, shaken = np.random.default_rng(seed), dict(first.arrays)
-        wobble = 1 + 6e-8 * rng.choice([-1, 1], first.arrays["balanced/components"].shape)
-        shaken["balanced/components"] = shaken["balanced/components"] * wobble
-        found = compare(Analysis(first.results, shaken, first.weights), less).results
-        values = [found["parts"][part]["value"] for part in PARTS]
-        assert sum(values) == pytest.approx(found["change"]["value"], rel=1e-6)
+        rng = np.random.default_rng(seed)
+
+        def shaken(pairs: PairValues, rng: np.random.Generator = rng) -> PairValues:
+            wobble = 1 + 6e-8 * rng.choice([-1, 1], pairs.components.shape)
+            return replace(pairs, components=pairs.components * wobble)
+
+        found = compare(with_pairs(first, shaken), less).results
+        values = [found.parts[part].value for part in PARTS]
+        assert sum(values) == pytest.approx(found.change.value, rel=1e-6)
         parts.append(values)
     np.testing.assert_allclose(parts, parts[:1] * 4, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("key", ["basis", "gauge", "pairing"])
 def test_analyses_in_other_terms_are_refused(analyses, key):
-    other = {**analyses[1].results["balanced"], key: "another"}
-    results = {**analyses[1].results, "balanced": other}
+    first, second = analyses
+    split = second.results.balanced
+    other = replace(split, setting=replace(split.setting, **{key: "another"}))
     with pytest.raises(InputError, match=f"differ in their {key}"):
-        compare(analyses[0], Analysis(results, analyses[1].arrays, b""))
+        compare(first, replace(second, results=replace(second.results, balanced=other)))
+
+
+def test_an_analysis_in_the_balanced_gauge_is_compared_with_one_that_has_both(analyses):
+    """A rescaling leaves it alone, whichever of the two decompositions is the first."""
+    balanced = ll.analyze(trained(400), gauge="balanced", measures=[])
+    assert balanced.results.balanced is None
+    found = compare(analyses[0], balanced).results
+    expected = compare(*analyses).results
+    assert found.gauge == "balanced"
+    assert found.change == expected.change
+    for part in PARTS:
+        assert found.parts[part].value == pytest.approx(expected.parts[part].value, rel=1e-6)
 
 
 def test_one_sample_or_the_loss_being_another_is_seen(analyses):
@@ -183,7 +211,7 @@ def test_the_answer_names_the_larger_determinant(analyses):
     found = compare(*analyses)
     text = found.answer
     assert text.count(". ") == 1
-    worse = found.results["change"]["value"] > 0
+    worse = found.results.change.value > 0
     assert f"generalises {'worse' if worse else 'better'}" in text or "beyond chance" in text
 
 
@@ -191,12 +219,13 @@ def test_other_data_and_results_without_pairs_are_refused(analyses):
     other = make_problem(seed=3)
     with pytest.raises(InputError, match="different data"):
         compare(analyses[0], ll.analyze(other))
-    bare = Analysis(analyses[0].results, {}, b"")
+    results = analyses[0].results
+    bare = replace(results, balanced=None, duality=replace(results.duality, per_pair=None))
     with pytest.raises(InputError, match="no decomposition of single pairs"):
-        compare(bare, analyses[1])
-    arrays = {**analyses[0].arrays, "pairs/test": analyses[0].arrays["pairs/test"] + 1000}
+        compare(replace(analyses[0], results=bare), analyses[1])
+    others = with_pairs(analyses[0], lambda pairs: replace(pairs, test=pairs.test + 1000))
     with pytest.raises(InputError, match="no pairs of samples in common"):
-        compare(Analysis(analyses[0].results, arrays, b""), analyses[1])
+        compare(others, analyses[1])
 
 
 def test_the_command_prints_and_draws(analyses, tmp_path):
@@ -220,7 +249,7 @@ def test_the_command_prints_and_draws(analyses, tmp_path):
 
     as_json = run("compare", "a", "b", "--json", "--quiet", cwd=tmp_path)
     document = json.loads(as_json.out)
-    assert document["change"]["value"] == compare(*analyses).results["change"]["value"]
+    assert document["change"]["value"] == compare(*analyses).results.change.value
     assert as_json.err == ""
 
 

@@ -135,7 +135,7 @@ def test_identities(seed):
     found = ll.duality(problem, "2")
     assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-10)
     assert found.duality_residual < 1e-14
-    assert found.loss_defect < 1e-12
+    assert found.fit.loss_defect < 1e-12
     assert found.sharp + found.flat == pytest.approx(found.eq11, rel=1e-12)
     assert np.all(np.diff(found.sigma_g) <= 0)
     # Eq. 12 by the covariance of dx / |x|, less the square of the mean shift that sigma leaves out
@@ -149,9 +149,9 @@ def test_identities(seed):
     mean_shift = torch.einsum("oi,ki,kj->oj", W, relative, x / x.norm(dim=1, keepdim=True)) / len(x)
     expected = torch.einsum("ij,oi,oj->", C, W, W) - mean_shift.square().sum()
     assert found.total_w == pytest.approx(float(expected), rel=1e-10)
-    assert found.total_w_data == pytest.approx(float(expected), rel=1e-10)
-    assert found.total_g == pytest.approx(float((found.sigma_g**2).sum()), rel=1e-10)
-    assert found.dual_gap == pytest.approx(found.paired_gap, rel=1e-10)
+    assert found.totals.total_w_data == pytest.approx(float(expected), rel=1e-10)
+    assert found.totals.total_g == pytest.approx(float((found.sigma_g**2).sum()), rel=1e-10)
+    assert found.totals.dual_gap == pytest.approx(found.paired_gap, rel=1e-10)
 
 
 def test_the_gap_is_test_minus_train_and_a_float32_model_keeps_the_identity():
@@ -192,7 +192,7 @@ def test_a_path_around_the_layer_shows_as_a_loss_defect():
     ]
     torch.manual_seed(0)
     around = ll.duality(Problem(Around().double(), train=data[0], test=data[1]), "layer")
-    assert around.loss_defect > 0.1
+    assert around.fit.loss_defect > 0.1
     assert around.duality_residual < 1e-14
 
 
@@ -210,7 +210,7 @@ def test_samples_without_a_dual_are_counted_and_left_out():
     assert found.excluded == 2
     assert found.pairs == 28
     assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-10)
-    for name, value in found.arrays().items():
+    for name, value in vars(found.per_direction).items():
         assert np.isfinite(value).all(), name
 
 
@@ -220,7 +220,7 @@ def test_dead_directions_contribute_zero_and_never_nan():
         problem.model[4].weight[:, 0] = 0  # the loss does not see unit 0 of the layer
         problem.model[0].weight[0] = 0  # and input 0 is always zero
     found = ll.duality(problem, "2")
-    for name, value in found.arrays().items():
+    for name, value in vars(found.per_direction).items():
         assert np.isfinite(value).all(), name
     assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-10)
 
@@ -290,10 +290,11 @@ def test_leading_directions_agree_with_all_of_them():
     some = ll.duality(problem, "2", n_sharp=4, directions=12)
     assert dense.complete
     assert not some.complete
-    assert "Lanczos" in some.route
+    assert "Lanczos" in some.setting.route
     assert len(some.sigma_g) == 12
     for key in ("sharp", "flat", "eq9", "eq11", "total_w_data", "total_g", "paired_gap"):
-        assert getattr(some, key) == pytest.approx(getattr(dense, key), rel=1e-6), key
+        got, expected = (getattr(split.totals, key) for split in (some, dense))
+        assert got == pytest.approx(expected, rel=1e-6), key
     np.testing.assert_allclose(some.sigma_g[:4], dense.sigma_g[:4], rtol=1e-6)
     # The bound on what was not computed holds, and is reached by some direction, if not by an
     # eigenvector.
@@ -303,9 +304,9 @@ def test_leading_directions_agree_with_all_of_them():
     rest = set(np.argsort(-np.abs(dense.eigenvalue))[12:])
     largest = max(dense.sigma_g[n] for n in rest)
     assert len(unseen) >= 18
-    assert largest <= some.unseen_sigma_g <= np.sqrt(some.total_g)
-    for name, ends in dense.intervals.items():
-        assert some.intervals[name] == pytest.approx(ends, rel=1e-6), name
+    assert largest <= some.totals.unseen_sigma_g <= np.sqrt(some.totals.total_g)
+    for name, ends in vars(dense.totals.intervals).items():
+        assert getattr(some.totals.intervals, name) == pytest.approx(ends, rel=1e-6), name
 
 
 def test_all_layers_at_once_are_the_layers_one_by_one():
@@ -314,8 +315,9 @@ def test_all_layers_at_once_are_the_layers_one_by_one():
     assert list(every) == ["0", "2", "4"]
     for name, found in every.items():
         alone = ll.duality(problem, name)
-        for key in ("sharp", "flat", "total_w", "loss_defect", "dual_gap"):
-            assert getattr(found, key) == pytest.approx(getattr(alone, key), rel=1e-9), (name, key)
+        for key in ("sharp", "flat", "sigma_w", "loss_defect", "dual_gap"):
+            got, expected = (getattr(split.row, key) for split in (found, alone))
+            assert got == pytest.approx(expected, rel=1e-9), (name, key)
         assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-10)
     rows = every.to_frame()
     assert rows["explained"].tolist() == pytest.approx([1, 1, 1])
@@ -346,11 +348,11 @@ def test_one_pair_has_a_gap_and_no_spread():
     found = ll.duality(Problem(problem.model, train=(X, y), test=(Xt[:1], yt[:1])), "2")
     assert found.pairs == 1
     assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-9)
-    assert found.total_w_data == pytest.approx(0, abs=1e-12)
+    assert found.totals.total_w_data == pytest.approx(0, abs=1e-12)
     assert found.eq11 == pytest.approx(0, abs=1e-9)
-    assert found.total_w_data >= 0
-    assert found.total_g >= 0
-    assert found.intervals["paired_gap"] == pytest.approx((found.paired_gap,) * 2)
+    assert found.totals.total_w_data >= 0
+    assert found.totals.total_g >= 0
+    assert found.totals.intervals.paired_gap == pytest.approx((found.paired_gap,) * 2)
 
 
 def test_a_layer_with_one_unit_and_one_weight_in_closed_form():
@@ -404,11 +406,11 @@ def test_a_linear_network_in_closed_form():
     np.testing.assert_allclose(found.contribution, contribution, rtol=1e-7, atol=1e-12)
     # The dual weights stand for the inputs, and what the partners' other targets make is told.
     assert found.duality_residual < 1e-14
-    assert found.loss_defect < 1e-14
+    assert found.fit.loss_defect < 1e-14
     assert found.trusted
     outputs = x @ W.T @ V.T
     other = ((outputs - Yt) ** 2).mean(1) - ((outputs - Y[partner]) ** 2).mean(1)
-    assert found.target_gap == pytest.approx(float(other.mean()))
+    assert found.totals.target_gap == pytest.approx(float(other.mean()))
 
 
 def test_whole_numbers_of_other_libraries_are_numbers_of_directions():
@@ -442,7 +444,7 @@ def test_a_hook_of_the_model_acts_on_the_dual_outputs_as_well():
         found = ll.duality(problem, "2")
     finally:
         handle.remove()
-    assert found.loss_defect < 1e-12
+    assert found.fit.loss_defect < 1e-12
 
 
 def test_tokens_that_are_nearly_equal_keep_the_identity():
@@ -473,7 +475,7 @@ def test_degenerate_pairs_are_counted_by_kind():
     found = ll.duality(
         Problem(problem.model, train=(train[0][keep], train[1][keep]), test=(Xt, yt)), "2"
     )
-    assert found.degenerate == {
+    assert found.fit.degenerate == {
         "inputs of the layer are all zero": 1,
         "test sample equal to its partner": 1,
         "no change of the layer's outputs": 0,
@@ -486,7 +488,7 @@ def test_degenerate_pairs_are_counted_by_kind():
 def test_the_number_of_sharp_directions_by_rule():
     problem = make_problem()
     found = ll.duality(problem, "2", n_sharp="variance")
-    held = np.cumsum(found.sigma_g**2) / found.total_g
+    held = np.cumsum(found.sigma_g**2) / found.totals.total_g
     assert held[found.n_sharp - 1] >= 0.5
     assert found.n_sharp == 1 or held[found.n_sharp - 2] < 0.5
     drop = ll.duality(problem, "2", n_sharp="drop")
@@ -516,8 +518,8 @@ def test_the_null_space_does_not_depend_on_the_solver():
 def test_intervals_are_those_of_resampled_pairs():
     problem = make_problem()
     found = ll.duality(problem, "2", n_sharp=4)
-    w = found.per_pair["components"].astype(float)
-    dl, size = found.per_pair["dl"], found.per_pair["size"]
+    w = found.per_pair.components.astype(float)
+    dl, size = found.per_pair.dl, found.per_pair.size
     g = w * (dl / size)[:, None]
     rng = np.random.default_rng(1)
     values = []
@@ -527,12 +529,12 @@ def test_intervals_are_those_of_resampled_pairs():
         values.append([dl[k].mean(), each[:4].sum(), each[4:].sum()])
     expected = np.percentile(values, [2.5, 97.5], axis=0).T
     for (low, high), (low_, high_) in zip(
-        [found.intervals[n] for n in ("paired_gap", "sharp", "flat")], expected, strict=True
+        vars(found.totals.intervals).values(), expected, strict=True
     ):
         # other draws: a tenth of the width is four standard errors of a quantile
         assert [low, high] == pytest.approx([low_, high_], abs=0.1 * (high_ - low_))
     again = ll.duality(problem, "2", n_sharp=4)
-    assert again.intervals == found.intervals
-    assert ll.duality(problem, "2", n_sharp=4, seed=1).intervals != found.intervals
-    low, high = found.intervals["paired_gap"]
+    assert again.totals.intervals == found.totals.intervals
+    assert ll.duality(problem, "2", n_sharp=4, seed=1).totals.intervals != found.totals.intervals
+    low, high = found.totals.intervals.paired_gap
     assert low < found.paired_gap < high

@@ -67,11 +67,13 @@ def test_every_form_is_its_definition(name, layer, monkeypatch):
 
 def test_one_after_the_other_adds_up_to_the_gap():
     found = ll.duality(make_problem(), "2", leading_order=True)
-    assert found.finite.sum() == pytest.approx(found.paired_gap, rel=1e-9)
+    assert found.approximations.finite.sum() == pytest.approx(found.paired_gap, rel=1e-9)
     # and in the order of the directions: each is a step from where the last one ended
-    assert found.alone.sum() != pytest.approx(found.paired_gap, rel=1e-3)
-    assert found.linear.sum() != pytest.approx(found.alone.sum(), rel=1e-3)
-    assert ll.duality(make_problem(), "2").finite is None
+    assert found.approximations.alone.sum() != pytest.approx(found.paired_gap, rel=1e-3)
+    assert found.approximations.linear.sum() != pytest.approx(
+        found.approximations.alone.sum(), rel=1e-3
+    )
+    assert ll.duality(make_problem(), "2").approximations is None
 
 
 def test_in_a_linear_regression_widths_are_those_of_parabolas():
@@ -83,7 +85,7 @@ def test_in_a_linear_regression_widths_are_those_of_parabolas():
     problem = Problem(model, "mse", (X, Y), (X + 0.1, Y))
     found = ll.duality(problem, "", widths=True)
     loss = float(problem.losses().mean())
-    for factor, width in ((2, found.flatness), (np.e, found.flatness_e)):
+    for factor, width in ((2, found.widths.flatness), (np.e, found.widths.flatness_e)):
         expected = 2 * np.sqrt(2 * (factor - 1) * loss / found.eigenvalue)
         np.testing.assert_allclose(width, expected, rtol=1e-3)
 
@@ -119,7 +121,7 @@ def test_a_direction_that_the_loss_does_not_see_has_no_width():
     with torch.no_grad():
         problem.model[4].weight[:, 0] = 0  # unit 0 of the layer goes nowhere
     found = ll.duality(problem, "2", widths=True)
-    assert np.isinf(found.flatness).sum() == 6
+    assert np.isinf(found.widths.flatness).sum() == 6
     still = Problem(
         nn.Linear(2, 1, bias=False).double(), "mse",
         (torch.zeros(3, 2).double(), torch.zeros(3, 1).double()),

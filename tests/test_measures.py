@@ -14,6 +14,7 @@ from cases import CASES, dense_hessian
 from lowland.errors import InputError
 from lowland.measures import Measurement, registered, spectrum
 from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
+from lowland.measures.sharing import sharing
 from lowland.problem import Problem
 
 MEASURES = registered()
@@ -203,6 +204,21 @@ def test_what_measures_share_is_computed_once(monkeypatch):
     assert len(calls) == 1
     ll.measure(problem(trained()), "near_zero_share")
     assert len(calls) == 2  # nothing outlives a call: the weights may have changed
+
+
+def test_what_is_shared_belongs_to_one_model_and_loss():
+    """Derived problems hold the same data: once that alone was the key of what is shared."""
+    one = problem(trained())
+    others = ll.rescale(one, "layers", 10.0), one.with_loss("normalized_cross_entropy")
+    assert all(other.train is one.train for other in others)
+    alone = [spectrum.leading(of).values for of in (one, *others)]
+    with sharing():
+        together = [spectrum.leading(of).values for of in (one, *others)]
+        assert spectrum.leading(one) is spectrum.leading(one)
+    for expected, got in zip(alone, together, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert not torch.allclose(alone[0], alone[1])
+    assert not torch.allclose(alone[0], alone[2])
 
 
 def test_values_of_the_outcome_measures():

@@ -86,6 +86,28 @@ def test_inputs_of_any_shape_are_compared_as_vectors():
     assert torch.equal(ll.pair(problem).train, torch.arange(9))
 
 
+def test_images_of_bytes_are_points_in_space():
+    """Differences of bytes wrap around: 0 is nearer to 3 than to 255."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
+    X = torch.tensor([[[255, 0]], [[3, 0]], [[128, 7]]], dtype=torch.uint8)
+    Z = torch.tensor([[[0, 0]], [[250, 2]], [[100, 100]]], dtype=torch.uint8)
+    y = torch.zeros(3, dtype=torch.long)
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x.float() / 255)
+
+    problem = Problem(Scaled(), train=(X, y), test=(Z, y))
+    found = ll.pair(problem)
+    assert found.train.tolist() == [1, 0, 2]
+    as_floats = Problem(model, train=(X.float(), y), test=(Z.float(), y))
+    assert torch.equal(found.train, ll.pair(as_floats).train)
+
+
 def test_data_far_from_the_origin_is_paired_as_near_it():
     """Squared distances once cancelled: at 1e7 four of five partners were wrong."""
     g = torch.Generator().manual_seed(0)

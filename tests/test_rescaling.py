@@ -104,7 +104,12 @@ def test_unit_wise_rescaling_moves_the_split_except_in_the_balanced_gauge():
         assert getattr(fixed[0], key) == pytest.approx(getattr(fixed[1], key), rel=1e-6), key
     np.testing.assert_allclose(fixed[0].contribution, fixed[1].contribution, atol=1e-8)
     np.testing.assert_allclose(fixed[0].sigma_g, fixed[1].sigma_g, rtol=1e-5, atol=1e-9)
-    assert [one.gauge for one in (*given, *fixed)] == ["given", "given", "balanced", "balanced"]
+    assert [one.setting.gauge for one in (*given, *fixed)] == [
+        "given",
+        "given",
+        "balanced",
+        "balanced",
+    ]
 
 
 def test_layer_wise_rescaling_moves_nothing_in_any_layer():

@@ -120,7 +120,7 @@ def test_positions_that_repeat_lower_the_rank_and_nothing_breaks():
     assert (shifts.rank == 1).all()
     assert shifts.size.isfinite().all()
     found = ll.duality(problem, "up", pairs=ll.pair(problem, space="head"))
-    assert found.degenerate["positions that are not independent"] == 7
+    assert found.fit.degenerate["positions that are not independent"] == 7
 
 
 def test_a_larger_cut_gives_smaller_shifts_and_a_larger_residual():
@@ -149,8 +149,8 @@ def test_the_first_convolution_of_a_deep_image_network_has_no_useful_dual():
     assert not found["0"].trusted
     assert "NO useful dual" in repr(found["0"])
     assert found["2"].trusted  # 9 positions, 64 inputs
-    assert found["2"].mean_residual < 1e-6
-    assert found["5"].loss_defect < 1e-9
+    assert found["2"].fit.mean_residual < 1e-6
+    assert found["5"].fit.loss_defect < 1e-9
     frame = found.to_frame()
     assert list(frame.index) == ["0", "2", "5"]
     assert frame.loc["5", "explained"] == pytest.approx(1)

@@ -51,7 +51,7 @@ def test_a_run_is_what_training_and_analysis_find(tmp_path):
         "gap": float(problem.losses("test").mean() - problem.losses("train").mean()),
         "sharp": found["3"].sharp,
         "flat": found["3"].flat,
-        "total_g": found["3"].total_g,
+        "total_g": found["3"].totals.total_g,
         "5:sharp": found["5"].sharp,
         "5:flat": found["5"].flat,
         "trace": ll.measure(problem, "trace")["trace"].value,
@@ -61,8 +61,8 @@ def test_a_run_is_what_training_and_analysis_find(tmp_path):
     assert summary.fresh == 1
     assert row["key"] == key(one)
     kept = ll.load(tmp_path / "out/runs" / key(one))
-    assert kept.arrays["training/loss"] == pytest.approx(trained.losses, rel=1e-4)
-    assert kept.arrays["layers/5/sigma_g"] == pytest.approx(found["5"].sigma_g, rel=0.02, abs=1e-4)
+    assert kept.results.origin.training.curves["loss"] == pytest.approx(trained.losses, rel=1e-4)
+    assert kept.results.layers["5"].sigma_g == pytest.approx(found["5"].sigma_g, rel=0.02, abs=1e-4)
     assert (
         "epoch,loss,error,weight_norm\n1,"
         in (tmp_path / "out/runs" / key(one) / "epochs.csv").read_text()
@@ -314,11 +314,11 @@ def test_train_makes_weights_curves_and_a_report(tmp_path):
     )
     assert ran.code == 0, ran.err
     told = json.loads(ran.out)
-    assert told["training"]["converged"]
-    assert told["training"]["settings"]["optimizer"] == "sam"
+    assert told["origin"]["training"]["converged"]
+    assert told["origin"]["training"]["settings"]["optimizer"] == "sam"
     out = tmp_path / "lowland-report"
     assert {p.name for p in out.iterdir()} == set(FILES)
-    assert (out / "epochs.csv").read_text().count("\n") == told["training"]["epochs"] + 1
+    assert (out / "epochs.csv").read_text().count("\n") == told["origin"]["training"]["epochs"] + 1
     weights = mlp((64, 10, 8, 10))
     load_weights(weights, out / "weights.safetensors")
     X, y = ll.data.load("digits").train

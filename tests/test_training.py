@@ -107,7 +107,7 @@ def test_each_epoch_tells_loss_error_and_size():
     assert last.weight_norm == pytest.approx(
         math.sqrt(sum(p.square().sum().item() for p in model.parameters())), rel=1e-6
     )
-    assert done.to_dict()["epochs"] == 4
+    assert done.record().epochs == 4
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sam", "asam", "entropy_sgd", "replicated_sgd"])

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
         spectral_density,
         trace,
     )
-    from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
+    from lowland.dual import Pairs, duality, pair
     from lowland.errors import InputError
+    from lowland.findings import Decomposition, Decompositions, Origin
     from lowland.measures import Measurement, Measurements, Stress, measure, stress
     from lowland.problem import Problem
     from lowland.rescaling import rescale
@@ -43,6 +44,7 @@ __all__ = [
     "InputError",
     "Measurement",
     "Measurements",
+    "Origin",
     "Pairs",
     "Problem",
     "Stress",
@@ -87,8 +89,9 @@ _ROOMS = {
         "spectral_density",
         "trace",
     ),
-    "dual": ("Decomposition", "Decompositions", "Pairs", "duality", "pair"),
+    "dual": ("Pairs", "duality", "pair"),
     "errors": ("InputError",),
+    "findings": ("Decomposition", "Decompositions", "Origin"),
     "measures": ("Measurement", "Measurements", "Stress", "measure", "stress"),
     "problem": ("Problem",),
     "rescaling": ("rescale",),

@@ -1,11 +1,10 @@
 """Everything at once: measure a problem, explain its gap, save it, show it."""
 
 import hashlib
-import shlex
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,27 @@ from lowland import __version__
 from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
 from lowland.curvature.factors import Kind
-from lowland.curvature.layers import layer, layers, matrices
-from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
+from lowland.curvature.layers import layer, layers
+from lowland.dual import Choice, choose, duality, layers_with_dual
 from lowland.dual.basis import ALL_DIRECTIONS
-from lowland.dual.decomposition import TRUSTED, Gauge
+from lowland.dual.decomposition import Rule
 from lowland.errors import InputError
-from lowland.measures import Measurements, measure
+from lowland.findings import (
+    TRUSTED,
+    Check,
+    Decomposition,
+    Gauge,
+    LayerRow,
+    Origin,
+    Outcome,
+    Results,
+    Subject,
+)
+from lowland.measures import measure
 from lowland.problem import Problem
-from lowland.results import BALANCED, FILES, Analysis
+from lowland.results import FILES, Analysis
 
-OUTCOME = ("train_loss", "test_loss", "train_error", "test_error", "gap")  # always measured
+OUTCOME = tuple(field.name for field in fields(Outcome))  # measures that are always computed
 
 EQ9_LIMIT = 1e-10  # Eq. 9 is an identity: in float64 only rounding may remain
 RESIDUAL_LIMIT = 1e-10  # where each sample shows the layer one vector, and the dual is exact
@@ -45,10 +55,10 @@ def analyze(
     *,
     out: str | Path | None = None,
     title: str | None = None,
-    details: dict[str, Any] | None = None,
+    origin: Origin | None = None,
     gauge: Gauge = "given",
     basis: Kind = "hessian",
-    n_sharp: int | None = None,
+    n_sharp: int | Rule | None = None,
     measures: Sequence[str] | None = None,
     widths: int | None = None,
     brief: bool = False,
@@ -59,11 +69,11 @@ def analyze(
     Args:
         problem: with test data.
         layer_name: the layer to decompose in full; by default the dense layer before the last
-            one, as in Feng & Tu, or the last if there is no other.
+            one, as in Feng & Tu, of those whose directions can all be computed, or the only one;
+            if data goes around it, the last layer whose dual weights stand for the data.
         out: a directory to save everything in (see :meth:`Analysis.save`).
         title: how the report calls it.
-        details: more for the record: ``data`` and ``checkpoint`` as texts, the ``training`` and
-            its ``curves``, the ``seed``.
+        origin: for the record, where model and data came from.
         gauge: ``"balanced"`` decomposes in the gauge that rescaling hidden units cannot change,
             see :func:`lowland.duality`.
         basis: the matrix whose eigenvectors are the directions, see :func:`lowland.duality`.
@@ -79,161 +89,183 @@ def analyze(
         raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
     if out is not None:
         check_writable(Path(out), FILES)
-    details = dict(details or {})
-    training, curves, seed = (details.pop(key, None) for key in ("training", "curves", "seed"))
-    chosen = layer(problem, layer_name).name if layer_name is not None else _default_layer(problem)
+    if layer_name is not None:
+        layer(problem, layer_name)  # an error if there is none of that name
     for split in ("train", "test"):
         problem.losses(split)  # an error if they are not finite, rather than one in every measure
 
+    how = _How(gauge, basis, n_sharp, widths, brief, progress)
+    try:
+        explained = _explained(problem, layer_name, how)
+    except InputError as error:
+        if layer_name is not None:
+            raise
+        explained = _Explained(notes=[f"The gap was not decomposed: {error}."])
     progress("measures")
     names = None if measures is None else list(dict.fromkeys([*OUTCOME, *measures]))
-    measured = measure(problem, names, progress=progress)
-    notes: list[str] = []
-    options = {"gauge": gauge, "basis": basis, "n_sharp": n_sharp, "progress": progress}
-    found, balanced, every = _decomposed(
-        problem, chosen, layer_name is not None, widths, brief, options, notes
+    measured = measure(problem, names, decomposition=explained.duality, progress=progress)
+    origin = origin or Origin()
+    if origin.training is not None and not origin.training.converged:
+        explained.notes.append("The training stopped at its epoch limit before reaching its goal.")
+    results = Results(
+        lowland=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=time.perf_counter() - began,
+        origin=origin,
+        subject=_subject(problem, explained.duality, title),
+        outcome=Outcome(**{name: measured[name].value for name in OUTCOME}),
+        duality=explained.duality,
+        balanced=explained.balanced,
+        layers={},
+        layer_rows=explained.layer_rows,
+        measures=measured.rows(),
+        checks=_checks(explained.duality) if explained.duality is not None else (),
+        notes=tuple(explained.notes),
     )
-    chosen = found.layer if found else chosen
-    if training is not None and not training["converged"]:
-        notes.append("The training stopped at its epoch limit before reaching its goal.")
-
-    arrays = {}
-    if found is not None:
-        arrays = {f"duality/{k}": v for k, v in found.arrays().items()}
-        arrays |= {f"pairs/{k}": v for k, v in found.per_pair.items()}
-    if balanced is not None:
-        arrays |= {f"balanced/{k}": getattr(balanced, k) for k in BALANCED}
-        arrays |= {f"balanced/{k}": balanced.per_pair[k] for k in ("size", "components")}
-    arrays |= {f"training/{name}": np.asarray(curve) for name, curve in (curves or {}).items()}
-    results = {
-        "format": 2,
-        "lowland": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["lowland", *sys.argv[1:]]) if _is_cli() else None,
-        "subject": {**_subject(problem, chosen, title), **details},
-        "outcome": _outcome(measured),
-        "training": training,
-        "duality": found.to_dict() if found else None,
-        "balanced": balanced.to_dict() if balanced else None,
-        "layers": every.rows() if every else [],
-        "measures": list(measured.to_dict().values()),
-        "checks": _checks(found) if found else [],
-        "notes": notes,
-        "seconds": time.perf_counter() - began,
-        "seed": seed,
-    }
-    analysis = Analysis(results, arrays, weights_bytes(problem.model))
+    analysis = Analysis(results, weights_bytes(problem.model))
     if out is not None:
         progress("report")
         analysis.save(out)
     return analysis
 
 
-def _decomposed(
-    problem: Problem,
-    chosen: str | None,
-    asked_for: bool,
-    widths: int | None,
-    brief: bool,
-    options: dict[str, Any],
-    notes: list[str],
-) -> tuple[Decomposition | None, Decomposition | None, Decompositions | None]:
-    """The chosen layer in full, the same balanced, and all layers in short.
+@dataclass(frozen=True)
+class _How:
+    """What the caller wants of the decomposition."""
 
-    Notes say what could not be done.
-    """
-    if chosen is None:
-        notes.append("No dense layer to decompose the gap over.")
-        return None, None, None
-    options["progress"]("pairs of test and training samples")
-    try:
-        pairs = _paired(problem, chosen, notes)
-        every = None
-        if not brief and sum(at.size for at in layers(problem).values()) <= _LAYERS:
-            every = duality(problem, pairs=pairs, **options)
-            if not asked_for:
-                chosen = _useful(every, chosen, notes)
-        M = layer(problem, chosen).size
-        small = M <= ALL_DIRECTIONS and M * (len(problem.train) + len(pairs)) <= _DETAILS
-        details = small and not brief
-        widths = (details and WIDTHS) if widths is None else widths
-        found = duality(
-            problem, chosen, pairs=pairs, leading_order=details, widths=widths, **options
-        )
-    except InputError as error:
-        if asked_for:
-            raise
-        notes.append(f"The gap was not decomposed: {error}.")
-        return None, None, None
-    if found.excluded:
+    gauge: Gauge
+    basis: Kind
+    n_sharp: int | Rule | None
+    widths: int | None
+    brief: bool
+    progress: Callable[[str], None]
+
+
+@dataclass
+class _Explained:
+    """The chosen layer in full, the same balanced, all layers in short, and what to note."""
+
+    notes: list[str]
+    duality: Decomposition | None = None
+    balanced: Decomposition | None = None
+    layer_rows: tuple[LayerRow, ...] = ()
+
+
+def _explained(problem: Problem, layer_name: str | None, how: _How) -> _Explained:
+    """Each layer is decomposed once, and the chosen one once more with balanced units."""
+    how.progress("pairs of test and training samples")
+    choice = choose(problem, layer_name)
+    M = layer(problem, choice.layer).size
+    is_small = M <= ALL_DIRECTIONS
+    in_detail = (
+        not how.brief and is_small and M * (len(problem.train) + len(choice.pairs)) <= _DETAILS
+    )
+    widths = (WIDTHS if in_detail else 0) if how.widths is None else how.widths
+    split = duality(
+        problem,
+        choice.layer,
+        pairs=choice.pairs,
+        gauge=how.gauge,
+        basis=how.basis,
+        n_sharp=how.n_sharp,
+        leading_order=in_detail,
+        widths=widths,
+        progress=how.progress,
+    )
+    notes = [*choice.notes, *_notes(split, choice)]
+    if how.brief:
+        return _Explained(notes, split)
+    rows = _other_layers(problem, split, choice, how, notes)
+    return _Explained(notes, split, _balanced(problem, split, choice, how), rows)
+
+
+def _notes(split: Decomposition, choice: Choice) -> list[str]:
+    """What a reader of the decomposition should know."""
+    notes = []
+    totals, fit = split.totals, split.fit
+    if fit.excluded:
         notes.append(
-            f"{found.excluded} test sample(s) have no dual shift in layer {chosen!r} (its inputs "
-            f"are zero, or equal to the partner's); they carry {found.excluded_gap:.3g} of the gap."
+            f"{fit.excluded} test sample(s) have no dual shift in layer {split.layer!r} (its "
+            "inputs are zero, or equal to the partner's); they carry "
+            f"{fit.excluded_gap:.3g} of the gap."
         )
-    if pairs.unpaired:
+    if choice.pairs.unpaired:
         notes.append(
-            f"{pairs.unpaired} test sample(s) have a label that no training sample has, and so no "
-            "partner."
+            f"{choice.pairs.unpaired} test sample(s) have a label that no training sample has, "
+            "and so no partner."
         )
-    if widths and found.flatness is not None and np.isnan(found.flatness).all():
+    if split.widths is not None and np.isnan(split.widths.flatness).all():
         notes.append("The training loss is 0, so that no width F_n belongs to a factor of it.")
-    if abs(found.target_gap) > TRUSTED * abs(found.paired_gap):
+    if abs(totals.target_gap) > TRUSTED * abs(totals.paired_gap):
         notes.append(
             "The partners have different targets, which alone change the loss by "
-            f"{found.target_gap:.3g} of the paired gap {found.paired_gap:.3g}."
+            f"{totals.target_gap:.3g} of the paired gap {totals.paired_gap:.3g}."
         )
-    if brief:
-        return found, None, None
-    balanced = _balanced(problem, found, pairs, options)
-    if every is None:
+    return notes
+
+
+def _other_layers(
+    problem: Problem, split: Decomposition, choice: Choice, how: _How, notes: list[str]
+) -> tuple[LayerRow, ...]:
+    """A row for each layer in the order of the model, the others decomposed in one pass."""
+    every = layers(problem)
+    if sum(at.size for at in every.values()) > _LAYERS:
         notes.append(
             f"The model has more than {_LAYERS:,} weights, so its other layers were not "
             "decomposed; lowland.duality(problem) does that."
         )
-        return found, balanced, None
-    useless = [name for name, one in every.items() if not one.trusted]
-    if useless:
+        return ()
+    names = list(layers_with_dual(problem))
+    splits = {split.layer: split}
+    if others := [name for name in names if name != split.layer]:
+        try:
+            decomposed = duality(
+                problem,
+                others,
+                pairs=choice.pairs,
+                gauge=how.gauge,
+                basis=how.basis,
+                n_sharp=how.n_sharp,
+                progress=how.progress,
+            )
+        except InputError as error:
+            notes.append(f"The other layers were not decomposed: {error}.")
+        else:
+            splits |= decomposed
+            notes.extend(
+                f"Layer {name!r} was skipped: {why}." for name, why in decomposed.skipped.items()
+            )
+    rows = tuple(splits[name].row for name in names if name in splits)
+    if useless := [row.layer for row in rows if not row.trusted]:
         notes.append(
             f"Layers without a useful dual: {', '.join(map(repr, useless))} (activities or losses "
             f"are missed by more than {TRUSTED:.0%})."
         )
-    notes.extend(f"Layer {name!r} was skipped: {why}." for name, why in every.skipped.items())
-    return found, balanced, every
+    return rows
 
 
 def _balanced(
-    problem: Problem, found: Decomposition, pairs: Pairs, options: dict[str, Any]
+    problem: Problem, split: Decomposition, choice: Choice, how: _How
 ) -> Decomposition | None:
     """What solutions are compared by: the split that no rescaling of hidden units can move."""
-    if found.gauge == "balanced" or not found.complete:
-        return found if found.gauge == "balanced" else None
-    options["progress"]("the same with balanced units")
-    how: dict[str, Any] = {"gauge": "balanced", "basis": options["basis"], "n_sharp": found.n_sharp}
+    if split.setting.gauge == "balanced" or not split.complete:
+        return None
+    how.progress("the same with balanced units")
     try:
-        other = duality(problem, found.layer, pairs=pairs, **how)
+        balanced = duality(
+            problem,
+            split.layer,
+            pairs=choice.pairs,
+            gauge="balanced",
+            basis=how.basis,
+            n_sharp=split.n_sharp,
+        )
     except InputError:  # units that cannot be rescaled
         return None
-    same = np.array_equal(other.per_pair["test"], found.per_pair["test"])
-    return other if same else None  # rounding may give a pair a shift, or take it away
-
-
-def _useful(every: Decompositions, chosen: str, notes: list[str]) -> str:
-    """The chosen layer or, if data goes around it, the last one that has a useful dual."""
-    trusted = [name for name, found in every.items() if found.trusted]
-    if chosen in trusted or not trusted:
-        return chosen
-    notes.append(f"Layer {chosen!r} has no useful dual, so {trusted[-1]!r} was decomposed.")
-    return trusted[-1]
-
-
-def _paired(problem: Problem, chosen: str, notes: list[str]) -> Pairs:
-    """By distance of inputs or, where these are no points in space, of what the layer sees."""
-    try:
-        return pair(problem)
-    except InputError as error:
-        pairs = pair(problem, space=chosen)
-        notes.append(f"Samples were paired by what layer {chosen!r} sees: {error}.")
-        return pairs
+    assert balanced.per_pair is not None
+    assert split.per_pair is not None
+    # Rounding may give a pair a shift, or take it away.
+    return balanced if np.array_equal(balanced.per_pair.test, split.per_pair.test) else None
 
 
 def _fingerprint(problem: Problem) -> str:
@@ -247,86 +279,70 @@ def _fingerprint(problem: Problem) -> str:
     return hashlib.sha256(b"".join(mark.digest() for mark in marks.values())).hexdigest()
 
 
-def _is_cli() -> bool:
-    return Path(sys.argv[0]).name == "lowland"
+def _subject(problem: Problem, split: Decomposition | None, title: str | None) -> Subject:
+    every = layers(problem)
+    return Subject(
+        title=title or f"{type(problem.model).__name__} model",
+        model=str(problem.model),
+        parameters=sum(p.numel() for p in problem.params.values()),
+        layer=split.layer if split is not None else None,
+        layer_shape=(
+            tuple(problem.params[every[split.layer].parameter].shape) if split is not None else None
+        ),
+        layers=tuple(every),
+        loss=problem.loss.name,
+        train_samples=len(problem.train),
+        test_samples=len(problem.test),
+        device=str(problem.device),
+        dtype=str(problem.dtype).removeprefix("torch."),
+        fingerprint=_fingerprint(problem),
+    )
 
 
-def _default_layer(problem: Problem) -> str | None:
-    dense = [at for at in matrices(problem).values() if at.operation == "dense"]
-    small = [at for at in dense if at.size <= ALL_DIRECTIONS] or dense
-    return small[-2].name if len(small) > 1 else small[0].name if small else None
-
-
-def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[str, Any]:
-    known = layers(problem)
-    return {
-        "title": title or f"{type(problem.model).__name__} model",
-        "model": str(problem.model),
-        "parameters": sum(p.numel() for p in problem.params.values()),
-        "layer": chosen,
-        "layer_shape": list(problem.params[known[chosen].parameter].shape)
-        if chosen is not None
-        else None,
-        "layers": list(known),
-        "loss": problem.loss.name,
-        "train_samples": len(problem.train),
-        "test_samples": len(problem.test),
-        "device": str(problem.device),
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "fingerprint": _fingerprint(problem),
-        "data": None,
-        "checkpoint": None,
-    }
-
-
-def _outcome(measured: Measurements) -> dict[str, float | None]:
-    return {name: measured[name].value for name in OUTCOME}
-
-
-def _checks(found: Decomposition) -> list[dict[str, Any]]:
+def _checks(split: Decomposition) -> tuple[Check, ...]:
     """The identities that the decomposition must satisfy, with what came out."""
-    scale = max(abs(found.paired_gap), 1e-300)
-    exact = found.positions == 1
-    rows = [
-        (
+    totals, fit = split.totals, split.fit
+    exact = fit.positions == 1
+    checks = [
+        _check(
             "The dual weights reproduce the activities",
-            found.duality_residual if exact else found.mean_residual,
+            fit.duality_residual if exact else fit.mean_residual,
             RESIDUAL_LIMIT if exact else TRUSTED,
             f"The {'largest' if exact else 'mean'} |dW x - W dx| / |W dx| over pairs (Eq. 2).",
         ),
-        (
+        _check(
             "The dual weights reproduce the losses",
-            found.loss_defect,
+            fit.loss_defect,
             DEFECT_LIMIT if exact else TRUSTED,
             "The mean |l(w + dW, x) - l(w, x')| (Eq. 1), run through the model, relative to the "
             "mean |dl|. A path around the layer, as in a residual network, breaks it.",
         ),
     ]
-    if found.complete:  # else both hold by definition
-        eq9 = (
-            "Eq. 9 equals the paired gap",
-            abs(found.eq9 - found.paired_gap) / scale,
-            EQ9_LIMIT,
-            "The sum over directions is the gap again, relative to the gap; only rounding remains.",
-        )
-        eq12 = (
-            "Eq. 12 holds both ways",
-            abs(found.total_w - found.total_w_data) / float(found.per_pair["size"].mean()),
-            EQ9_LIMIT,
-            "The dual variance summed over directions is that of weights and data together, "
-            "relative to the mean square of the dual shifts.",
-        )
-        rows = [eq9, *rows, eq12]
-    else:
-        sharpest = (
+    if not split.complete:  # Eq. 9 and 12 hold by definition
+        unseen = _check(
             "No direction that was not computed is as sharp",
-            found.unseen_sigma_g / max(float(found.sigma_g[found.n_sharp - 1]), 1e-300),
+            totals.unseen_sigma_g / max(float(split.sigma_g[split.n_sharp - 1]), 1e-300),
             1.0,
             "The largest sigma_g that a direction beside those computed can have, over the least "
             "of the sharp ones: above 1 the sharp part may miss some (directions= computes more).",
         )
-        rows.append(sharpest)
-    return [
-        {"name": name, "value": value, "limit": limit, "passed": value <= limit, "meaning": meaning}
-        for name, value, limit, meaning in rows
-    ]
+        return (*checks, unseen)
+    assert split.per_pair is not None
+    eq9 = _check(
+        "Eq. 9 equals the paired gap",
+        abs(totals.eq9 - totals.paired_gap) / max(abs(totals.paired_gap), 1e-300),
+        EQ9_LIMIT,
+        "The sum over directions is the gap again, relative to the gap; only rounding remains.",
+    )
+    eq12 = _check(
+        "Eq. 12 holds both ways",
+        abs(totals.total_w - totals.total_w_data) / float(split.per_pair.size.mean()),
+        EQ9_LIMIT,
+        "The dual variance summed over directions is that of weights and data together, "
+        "relative to the mean square of the dual shifts.",
+    )
+    return (eq9, *checks, eq12)
+
+
+def _check(name: str, value: float, limit: float, meaning: str) -> Check:
+    return Check(name, value, limit, value <= limit, meaning)

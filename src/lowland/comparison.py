@@ -8,18 +8,17 @@ change of the function, so that solutions are compared with their units balanced
 Nothing here needs torch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lowland import __version__, report
 from lowland.atomic import write_file
 from lowland.errors import InputError
-from lowland.results import BALANCED, Analysis
+from lowland.findings import Change, Decomposition, Differences, Part, Solution
+from lowland.results import Analysis
 
 SAMPLES = 1000
 LEVEL = 0.95
@@ -35,8 +34,8 @@ Vector = np.ndarray
 class Comparison:
     """Two analyses side by side; every change is of the second against the first."""
 
-    results: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+    results: Differences
+    sides: tuple[Decomposition, Decomposition]  # that were compared
 
     def __repr__(self) -> str:
         return f"Comparison: {self.answer}"
@@ -48,7 +47,7 @@ class Comparison:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the comparison as one self-contained HTML file."""
-        write_file(Path(path), report.render_comparison(self.results, self.arrays))
+        write_file(Path(path), report.render_comparison(self.results, self.sides))
         return Path(path)
 
 
@@ -63,12 +62,9 @@ def compare(
         seed: of the bootstrap over pairs that the intervals come from.
         command: for the record, what was called.
     """
-    every = first, second
-    _check_decomposed(every)
     _check_same_data(first, second)
-    part = "balanced" if all(a.results.get("balanced") for a in every) else "duality"
-    _check_alike([a.results[part] for a in every])
-    sides = [_Side.of(analysis, part) for analysis in every]
+    splits = _comparable(first, second)
+    sides = [_Side.of(split) for split in splits]
     common = sorted(set(sides[0].pairs) & set(sides[1].pairs))
     if len(common) < 2:
         raise InputError(
@@ -77,77 +73,67 @@ def compare(
         )
     n = min(side.components.shape[1] for side in sides)
     both = [side.on(common, n) for side in sides]
-    n_sharp = min(n, max(side.n_sharp for side in sides))
-    one = np.full((1, len(common)), 1 / len(common))
-    found = _changes(both, one, n_sharp)
+    n_sharp = min(n, max(split.n_sharp for split in splits))
+    alike = np.full((1, len(common)), 1 / len(common))
+    whole = _changes(both, alike, n_sharp)
     rng = np.random.default_rng(seed)
     drawn = [
         _changes(both, _resamples(rng, len(common), _RESAMPLES), n_sharp)
         for _ in range(SAMPLES // _RESAMPLES)
     ]
-    many = {name: np.concatenate([part[name] for part in drawn]) for name in found}
+    many = {name: np.concatenate([part[name] for part in drawn]) for name in whole}
     tail = 50 * (1 - LEVEL)
 
-    def row(name: str) -> dict[str, Any]:
+    def change(name: str) -> Change:
         low, high = np.percentile(many[name], [tail, 100 - tail])
-        return {"value": float(found[name][0]), "low": float(low), "high": float(high)}
+        return Change(float(whole[name][0]), float(low), float(high))
 
-    gaps = [float(one[0] @ side.dl) for side in both]
-    more = float(np.mean(np.abs(many["sharpness"]) > np.abs(many["size"])))
-    results = {
-        "lowland": __version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "gauge": first.results[part]["gauge"],
-        "subjects": [_subject(a, part) for a in every],
-        "paired_gaps": gaps,
-        "pairs": len(common),
-        "n_sharp": n_sharp,
-        "change": row("change"),
-        "parts": {name: row(name) for name in (*DETERMINANTS, "means")},
-        "within": {
-            half: {name: row(f"{half} {name}") for name in DETERMINANTS}
-            for half in ("sharp", "flat")
-        },
-        "sharpness_over_size": more,
-        "layers": [side.layer for side in sides],
-    }
-    arrays = {
-        f"{i}/{name}": analysis.arrays[f"{part}/{name}"]
-        for i, analysis in enumerate(every)
-        for name in BALANCED
-    }
-    return Comparison(results, arrays)
+    def part(name: str) -> Part:
+        split = name in DETERMINANTS
+        halves = (change(f"{half} {name}") if split else None for half in ("sharp", "flat"))
+        return Part(*vars(change(name)).values(), *halves)
+
+    results = Differences(
+        lowland=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        gauge=splits[0].setting.gauge,
+        solutions=(_solution(first, splits[0]), _solution(second, splits[1])),
+        paired_gaps=(float(alike[0] @ both[0].dl), float(alike[0] @ both[1].dl)),
+        pairs=len(common),
+        n_sharp=n_sharp,
+        change=change("change"),
+        parts={name: part(name) for name in (*DETERMINANTS, "means")},
+        sharpness_over_size=float(np.mean(np.abs(many["sharpness"]) > np.abs(many["size"]))),
+    )
+    return Comparison(results, splits)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """What one analysis knows of its pairs."""
+    """What one decomposition knows of its pairs."""
 
-    layer: str
-    n_sharp: int
     pairs: list[tuple[int, int]]
     dl: Vector  # (K,)
     size: Vector  # (K,), |dW_k|^2
     components: Vector  # (K, n), along the leading directions
 
     @classmethod
-    def of(cls, analysis: Analysis, part: str) -> "_Side":
-        found, arrays = analysis.results[part], analysis.arrays
-        own = "pairs" if part == "duality" else part
-        pairs = zip(arrays["pairs/train"].tolist(), arrays["pairs/test"].tolist(), strict=True)
-        size, w = (arrays[f"{own}/{name}"].astype(float) for name in ("size", "components"))
-        if w.shape[1] == found["directions"]:  # all there are, in single precision: nothing is left
+    def of(cls, split: Decomposition) -> "_Side":
+        values = split.per_pair
+        assert values is not None
+        pairs = zip(values.train.tolist(), values.test.tolist(), strict=True)
+        size, w = values.size.astype(float), values.components.astype(float)
+        if w.shape[1] == split.setting.directions:  # all, in single precision: nothing is left
             w *= np.sqrt(size / np.maximum((w**2).sum(1), 1e-300))[:, None]
-        dl = arrays["pairs/dl"].astype(float)
-        return cls(found["layer"], found["n_sharp"], list(pairs), dl, size, w)
+        return cls(list(pairs), values.dl.astype(float), size, w)
 
     def on(self, common: list[tuple[int, int]], n: int) -> "_Side":
         """Only the common pairs, and the first n directions."""
         place = {pair: k for k, pair in enumerate(self.pairs)}
-        at = [place[pair] for pair in common]
-        w = self.components[at, :n]
-        return _Side(self.layer, self.n_sharp, common, self.dl[at], self.size[at], w)
+        chosen = [place[pair] for pair in common]
+        w = self.components[chosen, :n]
+        return _Side(common, self.dl[chosen], self.size[chosen], w)
 
 
 def _changes(both: list[_Side], share: Vector, n_sharp: int) -> dict[str, Vector]:
@@ -213,55 +199,53 @@ def _resamples(rng: np.random.Generator, K: int, count: int) -> Vector:
     return rng.multinomial(K, np.full(K, 1 / K), size=count) / K
 
 
-def _check_decomposed(every: Sequence[Analysis]) -> None:
-    needed = [f"pairs/{name}" for name in ("train", "test", "dl", "size", "components")]
-    for analysis in every:
-        title = analysis.results.get("subject", {}).get("title")
-        known = analysis.results.get("duality") is not None
-        if not known or any(name not in analysis.arrays for name in needed):
+def _comparable(first: Analysis, second: Analysis) -> tuple[Decomposition, Decomposition]:
+    """One decomposition of each, made in the same way: balanced, where both of them can be."""
+    results = first.results, second.results
+    balanced = tuple(its.comparable for its in results)
+    one, other = balanced if None not in balanced else (its.duality for its in results)
+    for its, split in zip(results, (one, other), strict=True):
+        if split is None or split.per_pair is None:
             raise InputError(
-                f"the analysis of {title!r} holds no decomposition of single pairs to compare; "
-                "run it again with a layer that has a dual"
+                f"the analysis of {its.subject.title!r} holds no decomposition of single pairs to "
+                "compare; run it again with a layer that has a dual"
             )
-
-
-def _check_alike(found: Sequence[dict[str, Any]]) -> None:
-    """Shares of one change need one kind of directions, pairs and scales."""
-    for key in ("basis", "gauge", "pairing"):
-        one, other = (duality[key] for duality in found)
-        if one != other:
+    assert one is not None
+    assert other is not None
+    for name in ("basis", "gauge", "pairing"):
+        mine, yours = (getattr(split.setting, name) for split in (one, other))
+        if mine != yours:
             raise InputError(
-                f"the two analyses differ in their {key} ({one}; {other}); analyse both in the "
+                f"the two analyses differ in their {name} ({mine}; {yours}); analyse both in the "
                 "same way"
             )
+    return one, other
 
 
 def _check_same_data(first: Analysis, second: Analysis) -> None:
-    losses = [a.results["subject"]["loss"] for a in (first, second)]
-    if losses[0] != losses[1]:
+    one, other = first.results, second.results
+    if one.subject.loss != other.subject.loss:
         raise InputError(
-            f"the two analyses are of different losses ({losses[0]}; {losses[1]}), whose gaps are "
-            "not comparable; analyse both with one loss"
+            f"the two analyses are of different losses ({one.subject.loss}; "
+            f"{other.subject.loss}), whose gaps are not comparable; analyse both with one loss"
         )
-    marks = [a.results["subject"].get("fingerprint") for a in (first, second)]
-    if marks[0] != marks[1]:
-        names = [
-            a.results["subject"].get("data") or "data given in Python" for a in (first, second)
-        ]
+    if one.subject.fingerprint != other.subject.fingerprint:
+        names = [its.origin.data or "data given in Python" for its in (one, other)]
         raise InputError(
             f"the two analyses are of different data ({names[0]}; {names[1]}); a paired comparison "
             "needs the same training and test samples"
         )
 
 
-def _subject(analysis: Analysis, part: str) -> dict[str, Any]:
-    results = analysis.results
-    return {
-        "title": results["subject"]["title"],
-        "created": results["created"],
-        "outcome": results["outcome"],
-        **{
-            key: results[part][key]
-            for key in ("layer", "sharp", "flat", "weight_norm", "total_g", "total_w_data")
-        },
-    }
+def _solution(analysis: Analysis, split: Decomposition) -> Solution:
+    return Solution(
+        title=analysis.results.subject.title,
+        created=analysis.results.created,
+        outcome=analysis.results.outcome,
+        layer=split.layer,
+        sharp=split.sharp,
+        flat=split.flat,
+        weight_norm=split.weight_norm,
+        total_g=split.totals.total_g,
+        total_w_data=split.totals.total_w_data,
+    )

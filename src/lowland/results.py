@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lowland import report
 from lowland.atomic import replaced_directory, write_file
 from lowland.errors import InputError
+from lowland.findings import Results, from_json, to_json
 
 FILES = RESULTS, ARRAYS, WEIGHTS, EPOCHS, REPORT = (
     "results.json",
@@ -21,20 +21,17 @@ FILES = RESULTS, ARRAYS, WEIGHTS, EPOCHS, REPORT = (
     "epochs.csv",
     "report.html",
 )
-# Arrays over directions that are also kept of the balanced network, for comparisons.
-BALANCED = ("sigma_g", "sigma_w", "contribution")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Single numbers and texts (``results``), arrays by name, and the weights as safetensors."""
+    """All that was found, and the weights it was found at, as safetensors."""
 
-    results: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+    results: Results
     weights: bytes
 
     def __repr__(self) -> str:
-        return f"Analysis({self.results['subject']['title']!r}): {self.answer}"
+        return f"Analysis({self.results.subject.title!r}): {self.answer}"
 
     @property
     def answer(self) -> str:
@@ -43,19 +40,20 @@ class Analysis:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report, one self-contained HTML file."""
-        write_file(Path(path), report.render(self.results, self.arrays))
+        write_file(Path(path), report.render(self.results))
         return Path(path)
 
     def files(self) -> dict[str, bytes]:
         """What is saved, by the names of the files; ``epochs.csv`` only after a training."""
-        arrays = io.BytesIO()
-        np.savez_compressed(arrays, **self.arrays)  # type: ignore[arg-type]
-        text = json.dumps(self.results, indent=1, allow_nan=False) + "\n"
-        files = {RESULTS: text.encode(), ARRAYS: arrays.getvalue(), WEIGHTS: self.weights}
-        curves = {
-            k.removeprefix("training/"): v for k, v in self.arrays.items() if "training/" in k
-        }
-        return {**files, EPOCHS: epochs_csv(curves)} if curves else files
+        document, arrays = to_json(self.results)
+        archive = io.BytesIO()
+        np.savez_compressed(archive, **arrays)  # type: ignore[arg-type]
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        files = {RESULTS: text.encode(), ARRAYS: archive.getvalue(), WEIGHTS: self.weights}
+        training = self.results.origin.training
+        if training is not None and training.curves:
+            files[EPOCHS] = epochs_csv(training.curves)
+        return files
 
     def save(self, directory: str | Path) -> Path:
         """Write results, arrays, weights and report as one directory, whole or not at all."""
@@ -91,18 +89,19 @@ def load(directory: str | Path) -> Analysis:
             f"{directory} holds no {RESULTS}; expected a directory that `lowland analyze` wrote"
         )
     try:
-        results = json.loads((directory / RESULTS).read_text(encoding="utf-8"))
+        text = (directory / RESULTS).read_text(encoding="utf-8")
         # Opened here, because numpy leaves a file open that it finds damaged.
         with open(directory / ARRAYS, "rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         weights = (directory / WEIGHTS).read_bytes()
-    except Exception as error:  # zip, zlib, numpy and json each have their own for damaged bytes
+    except Exception as error:  # zip, zlib and numpy each have their own for damaged bytes
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"the results in {directory} are damaged or incomplete ({said}); run the analysis again"
         ) from error
-    if not isinstance(results, dict):
+    try:
+        return Analysis(from_json(text, arrays), weights)
+    except InputError as error:
         raise InputError(
-            f"{directory / RESULTS} holds {type(results).__name__}, not the results of an analysis"
-        )
-    return Analysis(results, arrays, weights)
+            f"the results in {directory} cannot be read: {error}; run the analysis again"
+        ) from error

@@ -1,6 +1,8 @@
 """The application that every verb joins, and what all verbs share."""
 
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,11 @@ app = App(
 
 Json = Annotated[bool, Parameter("--json", negative="", help="One JSON document on stdout.")]
 Quiet = Annotated[bool, Parameter("--quiet", negative="", help="No progress on stderr.")]
+
+
+def typed() -> str:
+    """The command as it was typed, for the record."""
+    return shlex.join(["lowland", *sys.argv[1:]])
 
 
 def home(path: Path) -> Path:

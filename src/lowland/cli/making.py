@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from lowland.cli.app import Json, Quiet, app, home
+from lowland.cli.app import Json, Quiet, app, home, typed
 from lowland.cli.terminal import Results, fate_of, progress
 from lowland.errors import InputError
 from lowland.sweep.configuration import SETTINGS, Configuration
@@ -32,6 +32,7 @@ def train(
     """
     run = Configuration.of(settings)
     from lowland.atomic import check_writable
+    from lowland.findings import to_json
     from lowland.results import FILES, REPORT
 
     out = home(out)
@@ -40,7 +41,7 @@ def train(
         with progress(quiet) as say:
             say("loading torch")
             from lowland.analysis import analyze
-            from lowland.sweep.runs import record, subject, title
+            from lowland.sweep.runs import origin, subject, title
             from lowland.training import train_many
 
             its = subject(run)
@@ -61,7 +62,7 @@ def train(
                 run.layers[0] if run.layers else None,
                 out=out,
                 title=title(run),
-                details=record(its, trained),
+                origin=origin(its, trained, typed()),
                 basis=run.basis,  # type: ignore[arg-type]
                 n_sharp=run.n_sharp,
                 measures=run.measures or None,
@@ -69,11 +70,11 @@ def train(
                 progress=say,
             )
         if as_json:
-            results.json({**found.results, "answer": found.answer, "out": str(out)})
+            results.json({**to_json(found.results)[0], "answer": found.answer, "out": str(out)})
         else:
             from lowland.cli.summary import draw_results
 
-            results.text(lambda c: draw_results(c, found.results, found.answer, out / REPORT))
+            results.text(lambda c: draw_results(c, found, out / REPORT))
 
 
 def _with_settings() -> inspect.Signature:

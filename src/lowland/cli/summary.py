@@ -13,77 +13,78 @@ from rich.text import Text
 from lowland.report.numbers import number
 
 if TYPE_CHECKING:
+    from lowland.comparison import Comparison
+    from lowland.findings import Change, Differences
     from lowland.measures import Measure, Stress
     from lowland.measures.stressed import Move
+    from lowland.results import Analysis
     from lowland.studies import Outcome
     from lowland.sweep import Summary
 
 
-def draw_results(console: Console, results: dict[str, Any], answer: str, path: Path) -> None:
+def draw_results(console: Console, analysis: "Analysis", path: Path) -> None:
     """The answer first, then what it rests on. Text is never markup: some of it is the user's."""
-    console.print(Text(results["subject"]["title"], style="bold"))
-    console.print(Text(answer))
+    results = analysis.results
+    console.print(Text(results.subject.title, style="bold"))
+    console.print(Text(analysis.answer))
     console.print()
     table = Table(box=None, pad_edge=False, show_header=False)
-    for row in results["measures"]:
-        if row["value"] is None:
-            value = Text(row["reason"], style="dim")
+    for row in results.measures:
+        if row.value is None:
+            value = Text(row.reason or "", style="dim")
         else:
-            error = f" ± {number(row['stderr'])}" if row["stderr"] is not None else ""
-            value = Text(number(row["value"]) + error)
-        table.add_row(Text(row["title"]), value)
+            error = f" ± {number(row.stderr)}" if row.stderr is not None else ""
+            value = Text(number(row.value) + error)
+        table.add_row(Text(row.title), value)
     console.print(table)
-    for check in results["checks"]:
-        mark = "ok    " if check["passed"] else "FAILED"
-        console.print(Text(f"{mark} {check['name']}: {number(check['value'])}"))
-    for note in results["notes"]:
+    for check in results.checks:
+        mark = "ok    " if check.passed else "FAILED"
+        console.print(Text(f"{mark} {check.name}: {number(check.value)}"))
+    for note in results.notes:
         console.print(Text(f"note: {note}"))
     console.print()
     # Not broken over lines, so that it can be copied.
     console.print(Text(f"report: {path}"), soft_wrap=True)
 
 
-def draw_subjects(console: Console, comparisons: list[dict[str, Any]]) -> None:
+def draw_solutions(console: Console, comparisons: "list[Differences]") -> None:
     """All solutions that are compared, in a table; the others are held against the first."""
-    subjects = [comparisons[0]["subjects"][0], *(one["subjects"][1] for one in comparisons)]
-    for n, side in enumerate(subjects, start=1):
-        console.print(Text(f"{n}: {side['title']}, layer '{side['layer']}'", style="bold"))
+    solutions = [comparisons[0].solutions[0], *(its.solutions[1] for its in comparisons)]
+    for n, side in enumerate(solutions, start=1):
+        console.print(Text(f"{n}: {side.title}, layer '{side.layer}'", style="bold"))
     table = Table(box=None, pad_edge=False)
     for heading in ("", "test error", "gap", "sharp", "flat", "sharpness", "size"):
         table.add_column(heading, justify="right")
-    for n, side in enumerate(subjects, start=1):
-        outcome = side["outcome"]["test_error"], side["outcome"]["gap"]
-        totals = side["total_g"] ** 0.5, side["total_w_data"] ** 0.5
-        shown = (*outcome, side["sharp"], side["flat"], *totals)
+    for n, side in enumerate(solutions, start=1):
+        totals = side.total_g**0.5, side.total_w_data**0.5
+        shown = (side.outcome.test_error, side.outcome.gap, side.sharp, side.flat, *totals)
         table.add_row(str(n), *("" if v is None else number(v, 3) for v in shown))
     console.print()
     console.print(table)
     console.print()
 
 
-def draw_comparison(console: Console, results: dict[str, Any]) -> None:
+def draw_comparison(console: Console, comparison: "Comparison", page: Path) -> None:
     """The answer, then the change of the gap and what each determinant made of it."""
-    for which, side in zip(("first", "second"), results["subjects"], strict=True):
-        console.print(
-            Text(f"{which + ':':8}{side['title']}, layer '{side['layer']}'", style="bold")
-        )
-    console.print(Text(results["answer"]))
+    results = comparison.results
+    for which, side in zip(("first", "second"), results.solutions, strict=True):
+        console.print(Text(f"{which + ':':8}{side.title}, layer '{side.layer}'", style="bold"))
+    console.print(Text(comparison.answer))
     console.print()
     table = Table(box=None, pad_edge=False)
     for heading in ("change of the paired gap", "", "95 % interval", "sharpest", "others"):
         table.add_column(heading, justify="left" if heading.startswith("change") else "right")
-    rows = {"whole": results["change"], **results["parts"]}
-    for name, row in rows.items():
-        halves = [results["within"][half].get(name) for half in ("sharp", "flat")]
-        table.add_row(
-            name if name == "whole" else f"  due to {name}",
-            number(row["value"], 3),
-            f"{number(row['low'], 3)} to {number(row['high'], 3)}",
-            *(number(half["value"], 3) if half else "" for half in halves),
-        )
+    table.add_row("whole", *_change(results.change), "", "")
+    for name, part in results.parts.items():
+        halves = (number(half.value, 3) if half else "" for half in (part.sharp, part.flat))
+        table.add_row(f"  due to {name}", *_change(part), *halves)
     console.print(table)
     console.print()
-    console.print(Text(f"comparison: {results['report']}"), soft_wrap=True)
+    console.print(Text(f"comparison: {page}"), soft_wrap=True)
+
+
+def _change(change: "Change") -> tuple[str, str]:
+    return number(change.value, 3), f"{number(change.low, 3)} to {number(change.high, 3)}"
 
 
 def draw_stress(console: Console, title: str, found: "Stress") -> None:

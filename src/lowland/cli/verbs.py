@@ -1,19 +1,18 @@
 """The verbs. What a verb computes with is imported inside it, so that --help is instant."""
 
 import functools
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from lowland.cli.app import Json, Quiet, app, home
+from lowland.cli.app import Json, Quiet, app, home, typed
 from lowland.cli.terminal import Results, Say, fate_of, progress
 from lowland.errors import InputError
 from lowland.usercode import called, imported, loss_named
 
 if TYPE_CHECKING:
+    from lowland.findings import Origin
     from lowland.problem import Problem
 
 LOSS = "cross_entropy"
@@ -68,6 +67,7 @@ def analyze(
     """
     _check_whose(model, checkpoint, data, loss)
     from lowland.atomic import check_writable
+    from lowland.findings import to_json
     from lowland.results import FILES, REPORT
 
     out = home(out)
@@ -77,16 +77,16 @@ def analyze(
             say("loading torch")
             from lowland.analysis import analyze as run
 
-            problem, title, details = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
+            problem, title, origin = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
             found = run(
-                problem, layer, out=out, title=title, details=details, gauge=gauge, progress=say
+                problem, layer, out=out, title=title, origin=origin, gauge=gauge, progress=say
             )
         if as_json:
-            results.json({**found.results, "answer": found.answer, "out": str(out)})
+            results.json({**to_json(found.results)[0], "answer": found.answer, "out": str(out)})
         else:
             from lowland.cli.summary import draw_results
 
-            results.text(lambda c: draw_results(c, found.results, found.answer, out / REPORT))
+            results.text(lambda c: draw_results(c, found, out / REPORT))
 
 
 @app.command
@@ -121,29 +121,30 @@ def compare(
         with progress(quiet) as say:
             say("reading the analyses")
             from lowland.comparison import compare as run
+            from lowland.findings import encode
             from lowland.results import load
 
             start, *rest = [load(home(path)) for path in (first, second, *others)]
             say("comparing: 1,000 resamples of the pairs")
-            command = shlex.join(["lowland", *sys.argv[1:]])
-            found = [run(start, other, seed=seed, command=command) for other in rest]
+            found = [run(start, other, seed=seed, command=typed()) for other in rest]
         pages = [out, *(out.with_stem(f"{out.stem}-{n}") for n in range(3, len(found) + 2))]
-        for one, page in zip(found, pages, strict=True):
+        for comparison, page in zip(found, pages, strict=True):
             with fate_of(page, "the comparison"):
-                one.to_html(page)
-        documents = [
-            {**one.results, "answer": one.answer, "report": str(page)}
-            for one, page in zip(found, pages, strict=True)
-        ]
+                comparison.to_html(page)
         if as_json:
+            documents = [
+                {**encode(its.results, {}), "answer": its.answer, "report": str(page)}
+                for its, page in zip(found, pages, strict=True)
+            ]
             results.json({"comparisons": documents} if others else documents[0])
         else:
-            from lowland.cli.summary import draw_comparison, draw_subjects
+            from lowland.cli.summary import draw_comparison, draw_solutions
 
             if others:
-                results.text(lambda c: draw_subjects(c, documents))
-            for document in documents:
-                results.text(functools.partial(draw_comparison, results=document))
+                results.text(lambda c: draw_solutions(c, [its.results for its in found]))
+            for comparison, page in zip(found, pages, strict=True):
+                draw = functools.partial(draw_comparison, comparison=comparison, page=page)
+                results.text(draw)
 
 
 @app.command
@@ -242,7 +243,7 @@ def report(directory: Path, /, *, as_json: Json = False, quiet: Quiet = False) -
             else:
                 from lowland.cli.summary import draw_results
 
-                results.text(lambda c: draw_results(c, found.results, found.answer, path))
+                results.text(lambda c: draw_results(c, found, path))
 
 
 def _check_whose(model: str | None, checkpoint: Path | None, data: str | None, loss: str) -> None:
@@ -266,8 +267,8 @@ def _chosen(
     data_dir: Path | None,
     seed: int,
     say: Say,
-) -> tuple["Problem", str, dict[str, Any]]:
-    """The user's own problem, or the embedded default; with a title and details for the record."""
+) -> tuple["Problem", str, "Origin"]:
+    """The user's own problem, or the embedded default; with a title and where it came from."""
     if model is None or data is None:
         return _embedded_default(seed, data_dir, say)
     return _users_own(model, checkpoint, data, loss, data_dir, seed, say)
@@ -275,9 +276,10 @@ def _chosen(
 
 def _embedded_default(
     seed: int, data_dir: Path | None, say: Say
-) -> tuple["Problem", str, dict[str, Any]]:
+) -> tuple["Problem", str, "Origin"]:
     say("reading mnist5k")
     from lowland.data import load
+    from lowland.findings import Origin
     from lowland.problem import Problem
     from lowland.training import TrainingSettings, mlp, train
 
@@ -293,15 +295,10 @@ def _embedded_default(
             f"training: epoch {epoch}, loss {loss:.2e} (until {settings.stop_loss:.0e})"
         ),
     )
-    details = {
-        "data": data.description,
-        "training": trained.to_dict(),
-        "curves": trained.curves(),
-        "seed": seed,
-    }
+    origin = Origin(typed(), data.description, seed=seed, training=trained.record())
     facts = {"learning_rate": settings.learning_rate, "batch_size": settings.batch_size}
     problem = Problem(network, train=data.train, test=data.test, initial=initial, training=facts)
-    return problem, "784-30-30-10 ReLU network on mnist5k", details
+    return problem, "784-30-30-10 ReLU network on mnist5k", origin
 
 
 def _users_own(
@@ -312,11 +309,12 @@ def _users_own(
     data_dir: Path | None,
     seed: int,
     say: Say,
-) -> tuple["Problem", str, dict[str, Any]]:
+) -> tuple["Problem", str, "Origin"]:
     say("loading the model")
     from torch import nn
 
     from lowland.checkpoint import load_weights
+    from lowland.findings import Origin
     from lowland.problem import Problem
 
     network = imported(model, "--model")
@@ -347,5 +345,5 @@ def _users_own(
         raise InputError(f"--data {data} returned no test data; the gap needs (train, test)")
     chosen = loss_named(loss, "--loss")
     problem = Problem(network, chosen, train=train, test=test)
-    details = {"data": description, "checkpoint": str(checkpoint) if checkpoint else None}
-    return problem, model, details
+    origin = Origin(typed(), description, str(checkpoint) if checkpoint else None)
+    return problem, model, origin

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lowland.dual.moments import Moments
 from lowland.dual.shifts import Shifts
+from lowland.findings import Intervals
 
 SAMPLES = 1000
 LEVEL = 0.95
@@ -19,7 +20,7 @@ _COUNTS = 1 << 17
 
 def intervals(
     found: Moments, shifts: Shifts, ratio: Tensor, dl: Tensor, sharp: Tensor, seed: int
-) -> dict[str, tuple[float, float]]:
+) -> Intervals:
     """95 % intervals of the paired gap and of its sharp and flat part.
 
     Pairs are drawn with replacement. The directions stay: they are the training loss's, not the
@@ -46,10 +47,8 @@ def intervals(
         values.append(torch.stack([whole, part, whole - product(share) - part]))
     tail = (1 - LEVEL) / 2
     ends = torch.quantile(torch.cat(values, 1), torch.tensor([tail, 1 - tail]).to(dl), dim=1)
-    return {
-        name: (float(ends[0, i]), float(ends[1, i]))
-        for i, name in enumerate(("paired_gap", "sharp", "flat"))
-    }
+    paired_gap, sharp_part, flat_part = ((low, high) for low, high in ends.T.tolist())
+    return Intervals(paired_gap, sharp_part, flat_part)
 
 
 def _product_of_means(found: Moments, shifts: Shifts, ratio: Tensor) -> Callable[[Tensor], Tensor]:

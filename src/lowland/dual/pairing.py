@@ -124,7 +124,8 @@ def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
                 seen.append(inputs.flatten(1).cpu())
         return torch.cat(seen)
     inputs = problem.data(split).take(slice(None)).inputs
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+    is_image = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8  # others are tokens
+    if not isinstance(inputs, Tensor) or not (inputs.is_floating_point() or is_image):
         came = f"{inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         raise InputError(
             f"distances between inputs need one tensor of numbers; the {split} inputs are {came} "

@@ -19,7 +19,7 @@ from torch import Tensor
 from lowland.batches import Batch
 from lowland.curvature.forward import ForwardPass
 from lowland.curvature.lanczos import rounding
-from lowland.curvature.layers import Layer
+from lowland.curvature.layers import Layer, matrices
 from lowland.curvature.memory import samples_within
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
@@ -119,6 +119,11 @@ class Shifts:
             [torch.cat([rows @ other.T for other in self.written_out()], 1)
              for rows in self.written_out()]
         )  # fmt: skip
+
+
+def layers_with_dual(problem: Problem) -> dict[str, Layer]:
+    """The layers that act on a sample as one matrix, whose outcome does not come back to it."""
+    return {name: at for name, at in matrices(problem).items() if not at.in_series}
 
 
 def held_bytes(at: Layer, pairs: int) -> int:

@@ -1,6 +1,6 @@
 """The flat part of the gap."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -8,7 +8,7 @@ from lowland.problem import Problem
 @register(
     title="Flat part of the gap",
     family="duality",
-    formula="sum_{n > 10} c_n sigma_g,n sigma_w,n",
+    formula="sum_{n > n_s} c_n sigma_g,n sigma_w,n",
     definition="What all other directions of that layer add to the gap.",
     citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
@@ -16,7 +16,7 @@ from lowland.problem import Problem
     invariant=("layers",),
 )
 def flat_part(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    low, high = found.intervals["flat"]
-    return Value(found.flat, found.route, (high - low) / (2 * 1.96))
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    low, high = split.totals.intervals.flat
+    return Value(split.flat, method(split), (high - low) / (2 * 1.96))

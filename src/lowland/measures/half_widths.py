@@ -9,7 +9,7 @@ from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layers import parameters
 from lowland.errors import InputError
 from lowland.measures.neighbourhood import neighbourhood
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 # The rise that is allowed, as a share of the loss; of a loss below 1e-3, as a share of 1e-3, so

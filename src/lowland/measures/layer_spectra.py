@@ -4,7 +4,7 @@ import torch
 
 from lowland.curvature.layers import Layer, layers, matrices
 from lowland.errors import InputError
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 

@@ -3,7 +3,8 @@
 import torch
 
 from lowland.measures.class_scores import class_scores
-from lowland.measures.registry import Value, once, register
+from lowland.measures.registry import Value, register
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 # The smallest margin of all hangs on one sample; the tenth percentile is what Jiang et al. take.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 

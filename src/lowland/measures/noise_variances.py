@@ -12,7 +12,7 @@ from lowland.curvature import Diagonal, diagonal
 from lowland.curvature.layers import layers
 from lowland.errors import InputError
 from lowland.measures.balancing import Balanced, balance
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 

@@ -5,24 +5,24 @@ registry and never names one.
 """
 
 import difflib
-import functools
 import importlib
 import math
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from lowland.errors import InputError
+from lowland.findings import Decomposition, MeasureRow, encode
+from lowland.measures import decomposed
+from lowland.measures.sharing import share, sharing
+from lowland.problem import Problem
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from lowland.problem import Problem
 
 # In the order in which tables show them.
 FAMILIES = (
@@ -66,7 +66,7 @@ class Measure:
     invariant: frozenset[str]
     loss: str | None  # measured with this loss instead of the problem's own
     trains: bool  # optimises or samples for thousands of gradients; runs only when it is named
-    function: Callable[["Problem"], Value] = field(repr=False)
+    function: Callable[[Problem], Value] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,12 @@ class Measurement:
         error = f" ± {self.stderr:.2g}" if self.stderr is not None else ""
         return f"{self.measure.name}: {self.value:.6g}{error} ({self.method})"
 
-    def to_dict(self) -> dict[str, object]:
-        """Value and metadata, ready for JSON."""
-        known = asdict(self.measure)
-        del known["function"]
-        known["invariant"] = sorted(self.measure.invariant)
-        rest = {k: v for k, v in vars(self).items() if k != "measure"}
-        return {**known, **rest}
+    def row(self) -> MeasureRow:
+        """Value and metadata, as they are saved."""
+        about = {name: value for name, value in vars(self.measure).items() if name != "function"}
+        about["invariant"] = tuple(sorted(self.measure.invariant))
+        rest = {name: value for name, value in vars(self).items() if name != "measure"}
+        return MeasureRow(**about, **rest)
 
 
 class Measurements(Mapping[str, Measurement]):
@@ -115,9 +114,13 @@ class Measurements(Mapping[str, Measurement]):
     def __repr__(self) -> str:
         return "\n".join(map(repr, self._rows.values()))
 
-    def to_dict(self) -> dict[str, dict[str, object]]:
+    def rows(self) -> tuple[MeasureRow, ...]:
+        """Everything, as it is saved."""
+        return tuple(row.row() for row in self._rows.values())
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """Everything by name, ready for JSON."""
-        return {name: row.to_dict() for name, row in self._rows.items()}
+        return {row.name: encode(row, {}) for row in self.rows()}
 
     def to_frame(self) -> "pd.DataFrame":
         """A table with one row per measure."""
@@ -147,10 +150,10 @@ def register(
     invariant: tuple[str, ...] = (),
     loss: str | None = None,
     trains: bool = False,
-) -> Callable[[Callable[["Problem"], Value]], Callable[["Problem"], Value]]:
+) -> Callable[[Callable[[Problem], Value]], Callable[[Problem], Value]]:
     """Make a function of a Problem a measure of the same name."""
 
-    def add(function: Callable[["Problem"], Value]) -> Callable[["Problem"], Value]:
+    def add(function: Callable[[Problem], Value]) -> Callable[[Problem], Value]:
         name = function.__name__
         _REGISTERED[name] = Measure(
             name=name, title=title, family=family, formula=formula, definition=definition,
@@ -172,15 +175,23 @@ def registered() -> dict[str, Measure]:
 
 
 def measure(
-    problem: "Problem",
+    problem: Problem,
     names: list[str] | str | None = None,
     *,
+    decomposition: Decomposition | None = None,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Measurements:
     """Compute measures of a problem: those named, or all that need no training of their own.
 
     One that does not apply (no test data, a layer it does not know) gives a row with the reason,
     and the others go on.
+
+    Args:
+        problem: the model and data.
+        names: of the measures.
+        decomposition: what the measures of the duality are read off; by default that of the layer
+            that :func:`lowland.analyze` would choose.
+        progress: called with the name of each measure as it begins.
     """
     known = registered()
     if names is None:
@@ -194,26 +205,33 @@ def measure(
             raise InputError(f"no measure named {name!r}; there are {', '.join(known)}{hint}")
     gradient = _seconds_of_a_gradient(problem)
     rows = []
-    token = _SHARED.set({})
-    try:
+    with sharing():
+        if decomposition is not None:
+            share(decomposed.decomposition, problem, decomposition)
+        problems: dict[str | None, Problem] = {None: problem}
         for name in chosen:
             progress(f"measures: {name}")
-            rows.append(_run(known[name], problem, gradient))
-    finally:
-        _SHARED.reset(token)
+            rows.append(_run(known[name], problem, problems, gradient))
     return Measurements(rows)
 
 
-def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
+def _run(
+    chosen: Measure, problem: Problem, problems: dict[str | None, Problem], gradient: float
+) -> Measurement:
+    """One measure; ``problems`` has the problem with each loss that was asked for so far."""
     began = time.perf_counter()
 
-    def row(found: Value | None, reason: str | None) -> Measurement:
+    def row(value: Value | None, reason: str | None) -> Measurement:
         seconds = time.perf_counter() - began
-        known = (
-            vars(found) if found else {"value": None, "stderr": None, "method": None, "parts": {}}
-        )
         return Measurement(
-            chosen, reason=reason, seconds=seconds, gradients=seconds / gradient, **known
+            measure=chosen,
+            value=value.value if value else None,
+            stderr=value.stderr if value else None,
+            method=value.method if value else None,
+            reason=reason,
+            seconds=seconds,
+            gradients=seconds / gradient,
+            parts=value.parts if value else {},
         )
 
     if chosen.needs_test and not problem.has_test:
@@ -221,15 +239,17 @@ def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
     if chosen.needs_initial and not problem.has_initial:
         return row(None, "does not apply: needs the initial weights, Problem(initial=...)")
     try:
-        found = chosen.function(problem.with_loss(chosen.loss) if chosen.loss else problem)
+        if chosen.loss is not None and chosen.loss not in problems:
+            problems[chosen.loss] = problem.with_loss(chosen.loss)
+        value = chosen.function(problems[chosen.loss])
     except InputError as error:
         return row(None, f"does not apply: {error}")
-    if not math.isfinite(found.value):
-        return row(None, f"is not finite: {found.method}")
-    return row(found, None)
+    if not math.isfinite(value.value):
+        return row(None, f"is not finite: {value.method}")
+    return row(value, None)
 
 
-def _seconds_of_a_gradient(problem: "Problem") -> float:
+def _seconds_of_a_gradient(problem: Problem) -> float:
     """How long one gradient of the training loss takes, the unit of cost."""
     times = []
     for _ in range(2):  # the first also warms up
@@ -241,24 +261,3 @@ def _seconds_of_a_gradient(problem: "Problem") -> float:
                 torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         times.append(time.perf_counter() - began)
     return max(min(times), 1e-9)
-
-
-# What several measures need, while they are computed together.
-_SHARED: ContextVar[dict[Any, Any] | None] = ContextVar("shared", default=None)
-T = TypeVar("T")
-
-
-def once(function: Callable[["Problem"], T]) -> Callable[["Problem"], T]:
-    """Compute a quantity of a problem once for all measures of one call of :func:`measure`."""
-
-    @functools.wraps(function)
-    def shared(problem: "Problem") -> T:
-        known = _SHARED.get()
-        if known is None:
-            return function(problem)
-        key = function, problem.loss.name, id(problem.train)
-        if key not in known:
-            known[key] = function(problem)
-        return known[key]
-
-    return shared

@@ -12,7 +12,7 @@ from lowland.curvature.layers import parameters
 from lowland.curvature.memory import samples_within
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 _CHUNK = 1024  # samples at once, at most

@@ -1,6 +1,6 @@
 """The sharp part of the gap."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -8,16 +8,16 @@ from lowland.problem import Problem
 @register(
     title="Sharp part of the gap",
     family="duality",
-    formula="sum_{n <= 10} c_n sigma_g,n sigma_w,n",
-    definition="What the ten sharpest directions of the dense layer before the last add to the "
-    "gap between test samples and their training partners.",
+    formula="sum_{n <= n_s} c_n sigma_g,n sigma_w,n",
+    definition="What the n_s sharpest directions of a layer (10 of the dense layer before the "
+    "last, unless others are asked for) add to the gap between test samples and their partners.",
     citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
     needs_test=True,
     invariant=("layers",),
 )
 def sharp_part(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    low, high = found.intervals["sharp"]
-    return Value(found.sharp, found.route, (high - low) / (2 * 1.96))
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    low, high = split.totals.intervals.sharp
+    return Value(split.sharp, method(split), (high - low) / (2 * 1.96))

@@ -11,7 +11,7 @@ from lowland.curvature import (
     spectral_density,
 )
 from lowland.measures.neighbourhood import Noise, neighbourhood
-from lowland.measures.registry import once
+from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 # Lanczos steps and random vectors: enough for shares of the spectrum to some per cent, and for

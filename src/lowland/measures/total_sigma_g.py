@@ -1,6 +1,6 @@
 """Total sharpness by the duality."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -9,14 +9,14 @@ from lowland.problem import Problem
     title="Total sharpness by the duality",
     family="duality",
     formula="sqrt(sum_n sigma_g,n^2)",
-    definition="The standard deviation over pairs of the effective gradient in the dense layer "
-    "before the last, in all directions together.",
+    definition="The standard deviation over pairs of the effective gradient in the decomposed "
+    "layer, in all directions together.",
     citation="Feng & Tu, 2022, Fig. 2A; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
     needs_test=True,
     invariant=(),
 )
 def total_sigma_g(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    return Value(found.total_g**0.5, found.route)
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    return Value(split.totals.total_g**0.5, method(split))

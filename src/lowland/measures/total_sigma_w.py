@@ -1,6 +1,6 @@
 """Total size by the duality."""
 
-from lowland.measures.decomposed import decomposed
+from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -9,14 +9,14 @@ from lowland.problem import Problem
     title="Total size by the duality",
     family="duality",
     formula="sqrt(T_w), T_w = sum_n sigma_w,n^2",
-    definition="The standard deviation over pairs of the dual weights of the dense layer before "
-    "the last: the size of the solution as the data see it.",
+    definition="The standard deviation over pairs of the dual weights of the decomposed layer: "
+    "the size of the solution as the data see it.",
     citation="Feng & Tu, 2022, Eq. 12; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper=None,
     needs_test=True,
     invariant=(),
 )
 def total_sigma_w(problem: Problem) -> Value:
-    """Of the dense layer before the last, all directions of a small layer."""
-    found = decomposed(problem)
-    return Value(found.total_w_data**0.5, found.route)
+    """Read off the decomposition of the layer that stands for the model."""
+    split = useful_decomposition(problem)
+    return Value(split.totals.total_w_data**0.5, method(split))

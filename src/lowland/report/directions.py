@@ -1,12 +1,13 @@
 """Figures over the directions of one layer, in the order of decreasing sharpness."""
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
+from lowland.findings import Decomposition
 from lowland.report import axes
 from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot, Vector
-from lowland.report.drawing import (
+from lowland.report.traces import (
     Figure,
     drawable,
     left_out,
@@ -17,9 +18,10 @@ from lowland.report.drawing import (
 )
 
 
-def cumulative(title: str, duality: dict[str, Any], contribution: Vector) -> Figure:
+def cumulative(title: str, duality: Decomposition) -> Figure:
     """Draw the contributions of Eq. 11 added up from the sharpest direction on."""
-    n, n_sharp = len(contribution), duality["n_sharp"]
+    contribution = duality.contribution
+    n, n_sharp = len(contribution), duality.n_sharp
     total = np.cumsum(np.where(np.isfinite(contribution), contribution, 0.0))
     caption = (
         "Contributions added up from the sharpest direction on: a curve that rises early says "
@@ -38,13 +40,14 @@ def cumulative(title: str, duality: dict[str, Any], contribution: Vector) -> Fig
     )
     undefined = int(np.sum(~np.isfinite(contribution)))
     caption += left_out(undefined, "without a defined contribution", "counted as zero")
-    caption += part_of(n, duality)
+    caption += part_of(duality)
     return Figure("cumulative", title, caption, ("contribution", "n_sharp"), data, layout)
 
 
-def spectrum(title: str, duality: dict[str, Any], sigma_g: Vector) -> Figure:
+def spectrum(title: str, duality: Decomposition) -> Figure:
     """Draw σ_g against rank, as in the paper's Fig. 3A."""
-    n, n_sharp = len(sigma_g), duality["n_sharp"]
+    sigma_g = duality.sigma_g
+    n, n_sharp = len(sigma_g), duality.n_sharp
     caption = (
         "How strongly the loss reacts in each direction: a steep drop, where there is one, "
         "separates a few sharp directions from many flat ones."
@@ -61,13 +64,14 @@ def spectrum(title: str, duality: dict[str, Any], sigma_g: Vector) -> Figure:
         axes.log_axis("σ<sub>g,n</sub>  (loss per unit of weight)", sigma_g),
         **axes.boundary(n_sharp, n),
     )
-    caption += off_the_axis(sigma_g) + part_of(n, duality)
+    caption += off_the_axis(sigma_g) + part_of(duality)
     return Figure("spectrum", title, caption, ("sigma_g", "n_sharp"), data, layout)
 
 
-def size(title: str, duality: dict[str, Any], sigma_w: Vector) -> Figure:
+def size(title: str, duality: Decomposition) -> Figure:
     """Draw S_w,n against rank, as in the paper's Fig. 3B."""
-    n, n_sharp = len(sigma_w), duality["n_sharp"]
+    sigma_w = duality.sigma_w
+    n, n_sharp = len(sigma_w), duality.n_sharp
     total = np.cumsum(np.where(np.isfinite(sigma_w), sigma_w, 0.0))
     caption = (
         "How far new data move the weights, summed over the directions up to n: a smaller "
@@ -85,12 +89,13 @@ def size(title: str, duality: dict[str, Any], sigma_w: Vector) -> Figure:
         axes.log_axis("S<sub>w,n</sub>  (in units of weight)", total),
         **axes.boundary(n_sharp, n),
     )
-    return Figure("size", title, caption + part_of(n, duality), ("s_w", "sigma_w"), data, layout)
+    return Figure("size", title, caption + part_of(duality), ("s_w", "sigma_w"), data, layout)
 
 
-def curvature(title: str, duality: dict[str, Any], sigma_g: Vector, eigenvalue: Vector) -> Figure:
+def curvature(title: str, duality: Decomposition) -> Figure:
     """Draw H_n against σ_g,n², as in the paper's Fig. 2A, where both are positive."""
-    squared, n_sharp = sigma_g**2, duality["n_sharp"]
+    sigma_g, eigenvalue = duality.sigma_g, duality.eigenvalue
+    squared, n_sharp = sigma_g**2, duality.n_sharp
     both = np.isfinite(squared) & (squared > 0) & np.isfinite(eigenvalue) & (eigenvalue > 0)
     if not both.any():
         return Figure("curvature", title, "Not drawn: no direction has H_{n} > 0 and σ_{g,n} > 0.")
@@ -103,7 +108,7 @@ def curvature(title: str, duality: dict[str, Any], sigma_g: Vector, eigenvalue: 
     sharpest = np.flatnonzero(both)[: max(n_sharp, 1)]
     ratio = float(np.median(eigenvalue[sharpest] / squared[sharpest]))
     data.append(_slope_one(squared[both], ratio))
-    matrix = {"hessian": "Hessian", "ggn": "GGN", "fisher": "Fisher matrix"}[duality["basis"]]
+    matrix = {"hessian": "Hessian", "ggn": "GGN", "fisher": "Fisher matrix"}[duality.setting.basis]
     layout = axes.layout(
         axes.log_axis("σ<sub>g,n</sub><sup>2</sup>", squared[both]),
         axes.log_axis(f"H<sub>n</sub>, eigenvalue of the {matrix}", eigenvalue[both]),
@@ -112,8 +117,11 @@ def curvature(title: str, duality: dict[str, Any], sigma_g: Vector, eigenvalue: 
     return Figure("curvature", title, caption, ("eigenvalue", "sigma_g"), data, layout)
 
 
-def leading_order(title: str, duality: dict[str, Any], sigma_g: Vector, square: Vector) -> Figure:
+def leading_order(title: str, duality: Decomposition) -> Figure | None:
     """Draw the mean square of the gradients of single losses against σ_g,n²."""
+    if duality.approximations is None:
+        return None
+    sigma_g, square = duality.sigma_g, duality.approximations.gradient_square
     squared = sigma_g**2
     both = np.isfinite(square) & (square > 0) & (squared > 0)
     if not both.any():
@@ -123,7 +131,7 @@ def leading_order(title: str, duality: dict[str, Any], sigma_g: Vector, square: 
         "effective one to leading order: on the dotted line, where they are equal, it may be."
     )
     data = [
-        *_points(duality["n_sharp"], both, squared, square, "⟨(∂l/∂w)²⟩"),
+        *_points(duality.n_sharp, both, squared, square, "⟨(∂l/∂w)²⟩"),
         _slope_one(squared[both], 1.0),
     ]
     layout = axes.layout(
@@ -157,9 +165,10 @@ def _slope_one(x: Vector, ratio: float) -> Plot:
     return trace(**guide, **dotted, name="slope one", hover=None)
 
 
-def correlation(title: str, duality: dict[str, Any], c: Vector) -> Figure:
+def correlation(title: str, duality: Decomposition) -> Figure:
     """Draw c_n against rank, as in the paper's Fig. S2."""
-    n, n_sharp = len(c), duality["n_sharp"]
+    c = duality.c
+    n, n_sharp = len(c), duality.n_sharp
     caption = (
         "How closely a large shift and a large gradient go together in each direction; the paper "
         "finds that this hardly depends on the direction, except for the flattest ones."
@@ -172,19 +181,12 @@ def correlation(title: str, duality: dict[str, Any], c: Vector) -> Figure:
     layout = axes.layout(
         axes.rank_axis(n), axes.linear_axis("c<sub>n</sub>"), **axes.boundary(n_sharp, n)
     )
-    return Figure("correlation", title, caption + part_of(n, duality), ("c",), data, layout)
+    return Figure("correlation", title, caption + part_of(duality), ("c",), data, layout)
 
 
-def means(
-    title: str,
-    duality: dict[str, Any],
-    mu_g: Vector,
-    sigma_g: Vector,
-    mu_w: Vector,
-    sigma_w: Vector,
-) -> Figure:
+def means(title: str, duality: Decomposition) -> Figure:
     """Draw |μ|/σ against rank for gradients and shifts, as in the paper's Fig. S1."""
-    n, n_sharp = len(mu_g), duality["n_sharp"]
+    n, n_sharp = len(duality.mu_g), duality.n_sharp
     caption = (
         "The means against the standard deviations: the sum without means (Eq. 11) stands for the "
         "gap as far as these ratios lie below one."
@@ -192,8 +194,8 @@ def means(
     drawn = axes.ranks(n)
     data, ratios = [], []
     for name, mu, sigma, colour in (
-        ("gradient", mu_g, sigma_g, SHARP),
-        ("shift", mu_w, sigma_w, FLAT),
+        ("gradient", duality.mu_g, duality.sigma_g, SHARP),
+        ("shift", duality.mu_w, duality.sigma_w, FLAT),
     ):
         ratio = np.divide(np.abs(mu), sigma, out=np.zeros_like(mu), where=sigma > 0)
         ratios.append(ratio)
@@ -209,26 +211,23 @@ def means(
         **axes.legend(),
     )
     terms = ("mean_term", "sigma_g", "sigma_w")
-    return Figure("means", title, caption + part_of(n, duality), terms, data, layout)
+    return Figure("means", title, caption + part_of(duality), terms, data, layout)
 
 
-def expansion(
-    title: str,
-    duality: dict[str, Any],
-    contribution: Vector,
-    finite: Vector,
-    alone: Vector,
-    linear: Vector,
-) -> Figure:
+def expansion(title: str, duality: Decomposition) -> Figure | None:
     """Draw Eq. 11 beside the supplement's successive approximations, each added up over ranks."""
+    terms = duality.approximations
+    if terms is None:
+        return None
+    contribution = duality.contribution
     n = len(contribution)
     drawn = axes.ranks(n)
     data = []
     for name, each, colour, dash in (
         ("Eq. 11", contribution, NEUTRAL, "solid"),
-        ("Eq. 13", finite, SHARP, "solid"),
-        ("Eq. 16", alone, FLAT, "solid"),
-        ("Eq. 17", linear, MEAN, "dot"),
+        ("Eq. 13", terms.finite, SHARP, "solid"),
+        ("Eq. 16", terms.alone, FLAT, "solid"),
+        ("Eq. 17", terms.linear, MEAN, "dot"),
     ):
         total = np.cumsum(np.where(np.isfinite(each), each, 0.0))
         points = {"x": axes.values(drawn + 1), "y": axes.values(total[drawn])}
@@ -242,17 +241,19 @@ def expansion(
     layout = axes.layout(
         axes.rank_axis(n),
         axes.linear_axis("part of the gap from 1 to n"),
-        **axes.boundary(duality["n_sharp"], n),
+        **axes.boundary(duality.n_sharp, n),
         **axes.legend(),
     )
-    terms = ("finite", "alone", "linear")
-    return Figure("expansion", title, caption + part_of(n, duality), terms, data, layout)
+    glossary = ("finite", "alone", "linear")
+    return Figure("expansion", title, caption + part_of(duality), glossary, data, layout)
 
 
-def width(
-    title: str, duality: dict[str, Any], sigma_g: Vector, flatness: Vector, flatness_e: Vector
-) -> Figure:
+def width(title: str, duality: Decomposition) -> Figure | None:
     """Draw F_n against σ_g,n², as in the paper's Fig. S4, by both definitions."""
+    if duality.widths is None:
+        return None
+    flatness, flatness_e = duality.widths.flatness, duality.widths.flatness_e
+    sigma_g = duality.sigma_g
     squared = sigma_g**2
     both = np.isfinite(flatness) & (squared > 0)
     if not both.any():
@@ -266,7 +267,7 @@ def width(
     points = {"x": axes.values(squared[wider]), "y": axes.values(flatness_e[wider])}
     look = {"mode": "markers", "marker": {"color": NEUTRAL, "size": 3}}
     by_e = trace(**points, **look, name="factor e", hover="F = %{y:.3g} by a factor of e")
-    data = [by_e, *_points(duality["n_sharp"], both, squared, flatness, "F")]
+    data = [by_e, *_points(duality.n_sharp, both, squared, flatness, "F")]
     layout = axes.layout(
         axes.log_axis("σ<sub>g,n</sub><sup>2</sup>", squared[both]),
         axes.log_axis("F<sub>n</sub>, width", np.concatenate([flatness[both], flatness_e[wider]])),
@@ -276,20 +277,15 @@ def width(
     return Figure("width", title, caption, ("flatness", "sigma_g"), data, layout)
 
 
-# What is drawn, in the order in which it is read; the last column: whether results may lack it.
-OVER_DIRECTIONS = (
-    (cumulative, "Where the gap builds up", ("contribution",), False),
-    (spectrum, "Sharpness of each direction", ("sigma_g",), False),
-    (size, "Size of the solution", ("sigma_w",), False),
-    (curvature, "Sharpness against curvature", ("sigma_g", "eigenvalue"), False),
-    (width, "Sharpness against width", ("sigma_g", "flatness", "flatness_e"), True),
-    (correlation, "Correlation of sharpness and size", ("c",), False),
-    (means, "Means against spreads", ("mu_g", "sigma_g", "mu_w", "sigma_w"), False),
-    (
-        expansion,
-        "Four ways to add up the gap",
-        ("contribution", "finite", "alone", "linear"),
-        True,
-    ),
-    (leading_order, "Sharpness to leading order", ("sigma_g", "gradient_square"), True),
+# What is drawn, in the order in which it is read.
+OVER_DIRECTIONS: tuple[tuple[Callable[[str, Decomposition], Figure | None], str], ...] = (
+    (cumulative, "Where the gap builds up"),
+    (spectrum, "Sharpness of each direction"),
+    (size, "Size of the solution"),
+    (curvature, "Sharpness against curvature"),
+    (width, "Sharpness against width"),
+    (correlation, "Correlation of sharpness and size"),
+    (means, "Means against spreads"),
+    (expansion, "Four ways to add up the gap"),
+    (leading_order, "Sharpness to leading order"),
 )

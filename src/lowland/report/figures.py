@@ -1,50 +1,41 @@
 """The figures of the report on one solution."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from lowland.errors import InputError
+from lowland.findings import Decomposition, LayerRow, Results
 from lowland.report import axes
 from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Vector
 from lowland.report.directions import OVER_DIRECTIONS
-from lowland.report.drawing import Figure, bar, drawable, trace
 from lowland.report.numbers import number, percent
+from lowland.report.traces import Figure, bar, drawable, trace
 
 
-def figures(results: dict[str, Any], arrays: dict[str, Vector]) -> list[Figure]:
+def figures(results: Results) -> list[Figure]:
     """Draw everything the results allow, in the order in which it is read."""
-    drawn = []
-    duality = results["duality"]
-    if duality is not None:
-        _same_length(arrays)
-        drawn.append(split(results["outcome"]["gap"], duality))
-        for draw, title, names, optional in OVER_DIRECTIONS:
-            missing = [name for name in names if f"duality/{name}" not in arrays]
-            if missing and optional:
-                continue
-            if missing:
-                reason = f"Not drawn: {' and '.join(missing)} was not saved with these results."
-                drawn.append(Figure(draw.__name__, title, reason))
-            else:
-                vectors = [np.asarray(arrays[f"duality/{name}"], dtype=float) for name in names]
-                drawn.append(draw(title, duality, *vectors))
-    if len(results["layers"]) > 1:
-        drawn += [by_layer(results["layers"]), norms(results["layers"])]
-    if "training/loss" in arrays:
-        drawn.append(training(np.asarray(arrays["training/loss"], dtype=float)))
-    return drawn
+    figures = []
+    if results.duality is not None:
+        figures.append(split(results.outcome.gap, results.duality))
+        over_directions = (draw(title, results.duality) for draw, title in OVER_DIRECTIONS)
+        figures += [figure for figure in over_directions if figure is not None]
+    if len(results.layer_rows) > 1:
+        figures += [by_layer(results.layer_rows), norms(results.layer_rows)]
+    record = results.origin.training
+    if record is not None and "loss" in record.curves:
+        figures.append(training(np.asarray(record.curves["loss"], dtype=float)))
+    return figures
 
 
-def split(gap: float | None, duality: dict[str, Any]) -> Figure:
+def split(gap: float | None, duality: Decomposition) -> Figure:
     """Draw the paired gap as one bar of its parts, below the gap it should explain."""
     title = "The gap and its parts"
-    whole, sharp, flat = duality["eq9"], duality["sharp"], duality["flat"]
+    whole, sharp, flat = duality.eq9, duality.sharp, duality.flat
     if not all(part is not None and math.isfinite(part) for part in (gap, whole, sharp, flat)):
         return Figure("split", title, "Not drawn: a part of the gap is not defined.", ("gap",))
     parts = [("sharp part", sharp, SHARP), ("flat part", flat, FLAT)]
-    mean = whole - duality["eq11"]
+    mean = whole - duality.eq11
     if abs(mean) > 0.005 * abs(whole):  # thinner than its own outline otherwise
         parts.append(("mean term", mean, MEAN))
     data = [bar("gap", "gap", gap, NEUTRAL, number(gap, 3)) | {"showlegend": False}]
@@ -53,9 +44,9 @@ def split(gap: float | None, duality: dict[str, Any]) -> Figure:
         wide = abs(value) > 0.2 * max(abs(part) for _, part, _ in parts)
         data.append(bar(name, "paired gap", value, colour, text if wide else ""))
     caption = (
-        f"Lower bar: the {number(duality['n_sharp'])} sharpest directions carry "
+        f"Lower bar: the {number(duality.n_sharp)} sharpest directions carry "
         f"{number(sharp, 3)} of the paired gap of {number(whole, 3)} and the other "
-        f"{number(duality['directions'] - duality['n_sharp'])} carry {number(flat, 3)}; upper "
+        f"{number(duality.setting.directions - duality.n_sharp)} carry {number(flat, 3)}; upper "
         "bar: the gap over all samples, which the pairs should stand for."
     )
     layout = axes.layout(
@@ -71,16 +62,18 @@ def split(gap: float | None, duality: dict[str, Any]) -> Figure:
     return Figure("split", title, caption, terms, data, layout, wide=True)
 
 
-def by_layer(rows: list[dict[str, Any]]) -> Figure:
+def by_layer(rows: Sequence[LayerRow]) -> Figure:
     """Draw the sharp and the flat part in every layer that has a useful dual."""
     title = "Layer by layer"
-    useful = [row for row in rows if row["trusted"]]
+    useful = [row for row in rows if row.trusted]
     if not useful:
         return Figure("layers", title, "Not drawn: no layer has a useful dual.")
     places = [f"{rows.index(row) + 1}" for row in useful]
     data = []
-    for name, key, colour in (("sharp part", "sharp", SHARP), ("flat part", "flat", FLAT)):
-        values = [row[key] for row in useful]
+    for name, values, colour in (
+        ("sharp part", [row.sharp for row in useful], SHARP),
+        ("flat part", [row.flat for row in useful], FLAT),
+    ):
         data.append(
             {
                 "type": "bar",
@@ -108,10 +101,10 @@ def by_layer(rows: list[dict[str, Any]]) -> Figure:
     return Figure("layers", title, caption, ("sharp", "flat"), data, layout)
 
 
-def norms(rows: list[dict[str, Any]]) -> Figure:
+def norms(rows: Sequence[LayerRow]) -> Figure:
     """Draw the total dual variance against the weight norm of every layer, as in Fig. 2B."""
-    norm = np.array([row["weight_norm"] for row in rows])
-    size = np.array([row["sigma_w"] for row in rows]) ** 2
+    norm = np.array([row.weight_norm for row in rows])
+    size = np.array([row.sigma_w for row in rows]) ** 2
     title = "Size against weight norm"
     if not (drawable(norm) and drawable(size)):
         return Figure("norms", title, "Not drawn: a norm is zero or not defined.")
@@ -144,12 +137,3 @@ def training(loss: Vector) -> Figure:
     layout["xaxis"]["zeroline"] = False
     caption = "Mean training loss of each epoch: the analysed weights are those at the right end."
     return Figure("training", title, caption, ("train_loss", "epochs"), data, layout, wide=True)
-
-
-def _same_length(arrays: dict[str, Vector]) -> None:
-    shapes = {name: np.shape(a) for name, a in arrays.items() if name.startswith("duality/")}
-    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise InputError(
-            f"the arrays of the duality must be vectors of one length, but came as {shapes}; "
-            "run the analysis again to save them anew"
-        )

@@ -6,8 +6,9 @@ initial weights on the flat part (Sec. 4.2), on their networks and data.
 """
 
 import math
-from typing import Any
+from typing import TypeGuard
 
+from lowland.findings import Decomposition, Outcome, Results
 from lowland.report.numbers import number, percent
 
 # A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
@@ -22,15 +23,15 @@ FLATTER = "larger learning rate, smaller batches, SAM"
 SMALLER = "weight decay, smaller initial weights"
 
 
-def answer(results: dict[str, Any]) -> str:
+def answer(results: Results) -> str:
     """Say in exactly two sentences what was found and what it suggests, in plain text."""
     return f"{_what(results)} {_why(results)}"
 
 
-def _what(results: dict[str, Any]) -> str:
+def _what(results: Results) -> str:
     """Compare unseen with training data: the first sentence."""
-    outcome = results["outcome"]
-    gap = outcome["gap"]
+    outcome = results.outcome
+    gap = outcome.gap
     minimum = _minimum(results)
     if not _finite(gap):
         return (
@@ -39,12 +40,12 @@ def _what(results: dict[str, Any]) -> str:
         )
     minimum = minimum[0].upper() + minimum[1:]
     evidence = _evidence(outcome)
-    if _negligible(results):
+    if _negligible(results, gap):
         return (
             f"{minimum} does about as well on unseen data as on its training data: "
             f"the losses differ by {number(abs(gap), 3)} ({evidence})."
         )
-    noise = _noise(results)
+    noise = _noise(results, gap)
     if noise is not None:
         return (
             f"{minimum} shows no gap beyond chance: the losses on unseen and on training data "
@@ -62,14 +63,14 @@ def _what(results: dict[str, Any]) -> str:
     )
 
 
-def _why(results: dict[str, Any]) -> str:
+def _why(results: Results) -> str:
     """Name the part of the gap that dominates, if one does: the second sentence."""
-    gap, duality = results["outcome"]["gap"], results["duality"]
+    gap, duality = results.outcome.gap, results.duality
     if not _finite(gap):
         return "Without a gap there is nothing to explain, and no remedy is suggested."
-    if _noise(results) is not None and not _negligible(results):
+    if _noise(results, gap) is not None and not _negligible(results, gap):
         return "More test samples would tell, so these numbers suggest no remedy yet."
-    if gap < 0 or _negligible(results):
+    if gap < 0 or _negligible(results, gap):
         return (
             "There is no gap to explain, so these numbers suggest neither a flatter "
             "nor a smaller solution."
@@ -77,31 +78,31 @@ def _why(results: dict[str, Any]) -> str:
     unknown = "whether its sharp directions or its size carry the gap"
     if duality is None:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
-    layer = f"layer '{duality['layer']}'"
-    if not duality["trusted"]:
-        misses = (duality["mean_residual"], duality["loss_defect"])  # of activities, of losses
+    layer = f"layer '{duality.layer}'"
+    if not duality.trusted:
+        misses = duality.fit.mean_residual, duality.fit.loss_defect  # of activities, of losses
         size = percent(max(misses), 0) if all(map(_finite, misses)) else "unknown"
         return (
             f"The activity-weight duality is too rough in {layer} "
             f"(relative error: {size}), so it stays open {unknown}."
         )
-    whole = duality["eq9"]
-    if not all(_finite(duality[name]) for name in ("eq9", "eq11", "sharp", "flat")):
+    whole = duality.eq9
+    if not all(map(_finite, (whole, duality.eq11, duality.sharp, duality.flat))):
         return f"The split of the gap in {layer} is not defined, so it stays open {unknown}."
     if whole <= 0:
         return (
             f"Between paired test and training samples the gap vanishes ({number(whole, 3)} in "
             f"{layer}), so it stays open {unknown}."
         )
-    return f"{_verdict(results, whole)}{_caution(results)}."
+    return f"{_verdict(duality, gap)}{_caution(results)}."
 
 
-def _verdict(results: dict[str, Any], whole: float) -> str:
+def _verdict(duality: Decomposition, gap: float) -> str:
     """Weigh the sharp against the flat part of a gap that is positive and well defined."""
-    gap, duality = results["outcome"]["gap"], results["duality"]
-    sharp, flat, mean = duality["sharp"], duality["flat"], whole - duality["eq11"]
-    n_sharp, n_flat = duality["n_sharp"], duality["directions"] - duality["n_sharp"]
-    total, layer = number(duality["directions"]), duality["layer"]
+    whole, sharp, flat = duality.eq9, duality.sharp, duality.flat
+    mean = whole - duality.eq11
+    n_sharp, n_flat = duality.n_sharp, duality.setting.directions - duality.n_sharp
+    total, layer = number(duality.setting.directions), duality.layer
     # The split explains the *paired* gap; it is "that gap" only where the two agree.
     that = (
         "that gap"
@@ -141,50 +142,49 @@ def _lowered(which: str, part: float) -> str:
     return f" (the {which} lower it by {number(-part, 3)})" if part < 0 else ""
 
 
-def _caution(results: dict[str, Any]) -> str:
+def _caution(results: Results) -> str:
     """Weaken the verdict when a check failed: the reader of the terminal sees nothing else."""
-    failed = sum(not check["passed"] for check in results["checks"])
+    failed = sum(not check.passed for check in results.checks)
     if not failed:
         return ""
-    return f"; {failed} of {len(results['checks'])} checks failed, so take this with caution"
+    return f"; {failed} of {len(results.checks)} checks failed, so take this with caution"
 
 
-def _minimum(results: dict[str, Any]) -> str:
+def _minimum(results: Results) -> str:
     """Call it a minimum unless the training says that it never got there."""
-    training = results["training"]
-    if training is not None and training.get("converged") is False:
+    training = results.origin.training
+    if training is not None and not training.converged:
         return "this solution (its training did not converge)"
     return "this minimum"
 
 
-def _evidence(outcome: dict[str, Any]) -> str:
+def _evidence(outcome: Outcome) -> str:
     """Give the errors, which everybody understands; the losses where there are no errors."""
-    if _finite(outcome["test_error"]) and _finite(outcome["train_error"]):
-        test, train = percent(outcome["test_error"]), percent(outcome["train_error"])
+    if _finite(outcome.test_error) and _finite(outcome.train_error):
+        test, train = percent(outcome.test_error), percent(outcome.train_error)
         return f"test error {test}, training error {train}"
-    test, train = number(outcome["test_loss"], 3), number(outcome["train_loss"], 3)
+    test, train = number(outcome.test_loss, 3), number(outcome.train_loss, 3)
     return f"test loss {test}, training loss {train}"
 
 
-def _negligible(results: dict[str, Any]) -> bool:
+def _negligible(results: Results, gap: float) -> bool:
     """Tell a gap that matters from one that is small."""
-    outcome = results["outcome"]
-    gap = abs(outcome["gap"])
-    losses = (outcome["test_loss"], outcome["train_loss"])
+    outcome = results.outcome
+    losses = (outcome.test_loss, outcome.train_loss)
     scale = max((abs(loss) for loss in losses if _finite(loss)), default=0.0)
-    if results["subject"]["loss"] == "cross_entropy" and gap < NEGLIGIBLE_NATS:
+    if results.subject.loss == "cross_entropy" and abs(gap) < NEGLIGIBLE_NATS:
         return True
-    return bool(gap <= NEGLIGIBLE_SHARE * scale)
+    return abs(gap) <= NEGLIGIBLE_SHARE * scale
 
 
-def _noise(results: dict[str, Any]) -> float | None:
+def _noise(results: Results, gap: float) -> float | None:
     """Twice the standard error of the gap, if the gap is lost in it."""
-    for measure in results["measures"]:
-        if measure["name"] == "gap" and _finite(measure["stderr"]):
-            noise = 2 * measure["stderr"]
-            return noise if abs(results["outcome"]["gap"]) <= noise else None
+    for measure in results.measures:
+        if measure.name == "gap" and _finite(measure.stderr):
+            noise = 2 * measure.stderr
+            return noise if abs(gap) <= noise else None
     return None
 
 
-def _finite(value: float | None) -> bool:
+def _finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)

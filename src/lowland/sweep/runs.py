@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lowland.analysis import OUTCOME, analyze
+from lowland.analysis import analyze
 from lowland.atomic import write_file
 from lowland.batches import Batches
 from lowland.checkpoint import load_weights
 from lowland.data import load
 from lowland.dual import duality, pair
 from lowland.errors import InputError
+from lowland.findings import Decomposition, Origin
 from lowland.losses import LossLike
 from lowland.problem import Problem
 from lowland.results import EPOCHS, WEIGHTS, Analysis, epochs_csv
@@ -37,9 +38,6 @@ from lowland.usercode import called, described, loss_named
 
 # Components of single pairs that are kept with a run, for comparisons; all would be megabytes.
 _COMPONENTS = 50
-
-# Single numbers of a decomposition that stand in the table of results.
-_DUALITY = ("paired_gap", "eq11", "sharp", "flat", "total_g", "total_w_data", "loss_defect")
 
 Data = tuple[Tensor, Tensor]
 Files = dict[str, bytes]
@@ -342,23 +340,22 @@ def analysed(
         problem,
         run.layers[0] if run.layers else None,
         title=title(run),
-        details=record(its, trained),
+        origin=origin(its, trained),
         basis=run.basis,  # type: ignore[arg-type]
         n_sharp=run.n_sharp,
         measures=run.measures,
         widths=run.widths,
         brief=True,
     )
-    numbers: dict[str, Any] = {name: analysis.results["outcome"][name] for name in OUTCOME}
-    if (found := analysis.results["duality"]) is not None:
-        numbers |= {"layer": found["layer"], "layer_norm": found["weight_norm"]}
-        numbers |= {name: found[name] for name in _DUALITY}
-        components = analysis.arrays["pairs/components"]
-        analysis.arrays["pairs/components"] = components[:, :_COMPONENTS]
-    for row in analysis.results["measures"]:
-        numbers[row["name"]] = row["value"]
+    results = analysis.results
+    numbers: dict[str, Any] = vars(results.outcome).copy()
+    if results.duality is not None:
+        numbers |= {"layer": results.duality.layer, "layer_norm": results.duality.weight_norm}
+        numbers |= _numbers(results.duality)
+        results = replace(results, duality=_fewer_components(results.duality))
+    numbers |= {row.name: row.value for row in results.measures}
     if len(run.layers) > 1:
-        others = duality(
+        others = duality(  # type: ignore[call-overload]
             problem,
             list(run.layers[1:]),
             pairs=pair(problem),
@@ -366,20 +363,38 @@ def analysed(
             n_sharp=run.n_sharp,
             widths=run.widths,
         )
-        for name, one in others.items():
-            numbers |= {f"{name}:{field}": getattr(one, field) for field in _DUALITY}
-            analysis.arrays.update({f"layers/{name}/{k}": v for k, v in one.arrays().items()})
-    return analysis, numbers
+        for name, split in others.items():
+            numbers |= {f"{name}:{key}": value for key, value in _numbers(split).items()}
+        layers = {name: replace(split, per_pair=None) for name, split in others.items()}
+        results = replace(results, layers=layers)
+    return replace(analysis, results=results), numbers
 
 
-def record(its: Subject, trained: Training) -> dict[str, Any]:
-    """Details of a training for the record of an analysis."""
+def _numbers(split: Decomposition) -> dict[str, float]:
+    """Single numbers of a decomposition that stand in the table of results."""
     return {
-        "data": its.data,
-        "training": trained.to_dict(),
-        "curves": trained.curves(),
-        "seed": trained.settings.seed,
+        "paired_gap": split.paired_gap,
+        "eq11": split.eq11,
+        "sharp": split.sharp,
+        "flat": split.flat,
+        "total_g": split.totals.total_g,
+        "total_w_data": split.totals.total_w_data,
+        "loss_defect": split.fit.loss_defect,
     }
+
+
+def _fewer_components(split: Decomposition) -> Decomposition:
+    """Single pairs along the leading directions only; along all, a run would take megabytes."""
+    pairs = split.per_pair
+    if pairs is None:
+        return split
+    return replace(split, per_pair=replace(pairs, components=pairs.components[:, :_COMPONENTS]))
+
+
+def origin(its: Subject, trained: Training, command: str | None = None) -> Origin:
+    """Where a trained run came from, for the record of an analysis."""
+    seed = trained.settings.seed
+    return Origin(command, its.data, seed=seed, training=trained.record())
 
 
 def title(run: Configuration) -> str:

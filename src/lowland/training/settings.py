@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lowland.errors import InputError
+
+if TYPE_CHECKING:
+    from lowland.findings import TrainingRecord
 
 Method = Literal["sgd", "adam", "sam", "asam", "entropy_sgd", "replicated_sgd"]
 Penalty = Literal["squared", "norm"]
@@ -111,14 +114,19 @@ class Training:
         columns = {name: [getattr(e, name) for e in self.epochs] for name in _CURVES}
         return {name: column for name, column in columns.items() if None not in column}
 
-    def to_dict(self) -> dict[str, object]:
-        """The single numbers, ready for JSON."""
-        return {
-            "epochs": len(self.epochs),
-            "converged": self.converged,
-            "seconds": self.seconds,
-            "settings": asdict(self.settings),
-        }
+    def record(self) -> "TrainingRecord":
+        """The training as it is saved with an analysis."""
+        import numpy as np  # late: the command line reads these settings, and answers at once
+
+        from lowland.findings import TrainingRecord
+
+        return TrainingRecord(
+            epochs=len(self.epochs),
+            converged=self.converged,
+            seconds=self.seconds,
+            settings=asdict(self.settings),
+            curves={name: np.array(curve) for name, curve in self.curves().items()},
+        )
 
 
 def reached(epochs: list[Epoch], settings: TrainingSettings) -> bool:

@@ -1,15 +1,16 @@
 """Two solutions side by side: the answer in words, the figures and the page."""
 
-from typing import Any
+from dataclasses import asdict
 
 import numpy as np
 
+from lowland.findings import Decomposition, Differences
 from lowland.report import axes, numbers
-from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot, Vector
-from lowland.report.drawing import Figure, trace
+from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot
 from lowland.report.glossary import GLOSSARY
 from lowland.report.numbers import number, percent
 from lowland.report.page import show
+from lowland.report.traces import Figure, trace
 
 # The parts of a change, with their colours: the determinants look as they do in a report.
 PARTS = {
@@ -21,36 +22,35 @@ PARTS = {
 FIRST, SECOND = "var(--neutral)", "var(--ink)"
 
 
-def compared(results: dict[str, Any]) -> str:
+def compared(results: Differences) -> str:
     """Say in two sentences which solution generalises better and what makes the difference."""
-    change = results["change"]
-    first, second = results["paired_gaps"]
-    spread = f"(95 % interval {number(change['low'], 3)} to {number(change['high'], 3)})"
+    change = results.change
+    first, second = results.paired_gaps
+    spread = f"(95 % interval {number(change.low, 3)} to {number(change.high, 3)})"
     gaps = f"paired gap {number(second, 3)} against {number(first, 3)}"
-    if change["low"] <= 0 <= change["high"]:
+    if change.low <= 0 <= change.high:
         return (
-            f"On {number(results['pairs'])} common pairs the two solutions do not differ beyond "
-            f"chance: {gaps}, a change of {number(change['value'], 3)} {spread}. No cause is "
+            f"On {number(results.pairs)} common pairs the two solutions do not differ beyond "
+            f"chance: {gaps}, a change of {number(change.value, 3)} {spread}. No cause is "
             "therefore named."
         )
-    word = "worse" if change["value"] > 0 else "better"
+    word = "worse" if change.value > 0 else "better"
     doubt = ""
-    if results["gauge"] == "given":
+    if results.gauge == "given":
         doubt = (
             " The weights are taken as they are scaled: rescaling hidden units would move shares "
             "between sharpness and size (lowland analyze --gauge balanced excludes that)."
         )
     return (
-        f"The second solution generalises {word}: {gaps}, a change of {number(change['value'], 3)} "
+        f"The second solution generalises {word}: {gaps}, a change of {number(change.value, 3)} "
         f"{spread}. {_cause(results)}{doubt}"
     )
 
 
-def _cause(results: dict[str, Any]) -> str:
-    change = results["change"]["value"]
-    parts = {name: results["parts"][name] for name in PARTS}
-    same = {name: row for name, row in parts.items() if row["value"] * change > 0}
-    name = max(same, key=lambda key: abs(same[key]["value"]), default=None)
+def _cause(results: Differences) -> str:
+    change = results.change.value
+    same = {name: row for name, row in results.parts.items() if row.value * change > 0}
+    name = max(same, key=lambda key: abs(same[key].value), default=None)
     if name is None:
         return "Its parts cancel, so that no single cause can be named."
     row = same[name]
@@ -59,40 +59,38 @@ def _cause(results: dict[str, Any]) -> str:
         "size": "larger" if change > 0 else "smaller",
     }.get(name)
     why = f"it is {what}" if what else f"its {name} changed"
-    sure = row["low"] * row["high"] > 0
+    sure = row.low * row.high > 0
     doubt = "" if sure else ", though its interval includes zero"
-    rivals = {"sharpness": ("size", results["sharpness_over_size"])}
-    rivals["size"] = ("sharpness", 1 - results["sharpness_over_size"])
+    rivals = {"sharpness": ("size", results.sharpness_over_size)}
+    rivals["size"] = ("sharpness", 1 - results.sharpness_over_size)
     odds = ""
     if name in rivals:
         other, share = rivals[name]
         odds = f", and it weighs more than {other} in {percent(share, 0)} of the resamples"
     return (
-        f"The main reason is that {why}: {number(row['value'], 3)} of the change "
-        f"({number(row['low'], 3)} to {number(row['high'], 3)}){doubt}{odds}."
+        f"The main reason is that {why}: {number(row.value, 3)} of the change "
+        f"({number(row.low, 3)} to {number(row.high, 3)}){doubt}{odds}."
     )
 
 
-def render_comparison(results: dict[str, Any], arrays: dict[str, Vector]) -> str:
-    """Make one HTML page of a comparison."""
-    drawn = [_waterfall(results), *_curves(results, arrays)]
+def render_comparison(results: Differences, sides: tuple[Decomposition, Decomposition]) -> str:
+    """Make one HTML page of a comparison of two decompositions."""
+    drawn = [_waterfall(results), *_curves(results, sides)]
     definitions = [(f"def-{key}", value) for key, value in GLOSSARY.items()]
     keys = {"size": "size_part", "correlation": "correlation_part", "means": "means_part"}
     parts = [
         {
             "title": f"due to {PARTS[name][0]}" if name != "means" else "due to the means",
             "definition": f"def-{keys.get(name, name)}",
-            **row,
-            "sharp": results["within"]["sharp"].get(name),
-            "flat": results["within"]["flat"].get(name),
+            **asdict(row),
         }
-        for name, row in results["parts"].items()
+        for name, row in results.parts.items()
     ]
     return show(
         "comparison.html.j2",
         drawn,
         definitions,
-        results["lowland"],
+        results.lowland,
         results=results,
         answer=compared(results),
         parts=parts,
@@ -100,20 +98,20 @@ def render_comparison(results: dict[str, Any], arrays: dict[str, Vector]) -> str
     )
 
 
-def _waterfall(results: dict[str, Any]) -> Figure:
+def _waterfall(results: Differences) -> Figure:
     """Draw how the first gap becomes the second."""
-    first, second = results["paired_gaps"]
+    first, second = results.paired_gaps
     names, base, height, colours, low, high = ["first"], [0.0], [first], [FIRST], [0.0], [0.0]
     at = first
     for name, (title, colour) in PARTS.items():
-        row = results["parts"][name]
+        row = results.parts[name]
         names.append(title)
         base.append(at)
-        height.append(row["value"])
+        height.append(row.value)
         colours.append(colour)
-        high.append(row["high"] - row["value"])
-        low.append(row["value"] - row["low"])
-        at += row["value"]
+        high.append(row.high - row.value)
+        low.append(row.value - row.low)
+        at += row.value
     for values, value in ((names, "second"), (base, 0.0), (height, second), (colours, SECOND)):
         values.append(value)  # type: ignore[arg-type]
     low.append(0.0)
@@ -147,11 +145,11 @@ def _waterfall(results: dict[str, Any]) -> Figure:
     return Figure("waterfall", "What makes the difference", caption, terms, [bars], layout, True)
 
 
-def _curves(results: dict[str, Any], arrays: dict[str, Vector]) -> list[Figure]:
-    n = max(len(arrays[f"{i}/sigma_g"]) for i in (0, 1))
-    spectra = [np.asarray(arrays[f"{i}/sigma_g"], float) for i in (0, 1)]
-    sizes = [np.cumsum(arrays[f"{i}/sigma_w"]) for i in (0, 1)]
-    totals = [np.cumsum(arrays[f"{i}/contribution"]) for i in (0, 1)]
+def _curves(results: Differences, sides: tuple[Decomposition, Decomposition]) -> list[Figure]:
+    n = max(len(side.sigma_g) for side in sides)
+    spectra = [side.sigma_g for side in sides]
+    sizes = [np.cumsum(side.sigma_w) for side in sides]
+    totals = [np.cumsum(side.contribution) for side in sides]
     rows = (
         ("spectrum", "Sharpness", spectra, "σ<sub>g,n</sub>", ("sigma_g",), True),
         ("size", "Size", sizes, "S<sub>w,n</sub>", ("s_w", "sigma_w"), True),
@@ -174,7 +172,7 @@ def _curves(results: dict[str, Any], arrays: dict[str, Vector]) -> list[Figure]:
             data.append(trace(**points, **look, name=name, hover=f"{name}, n = %{{x}}: %{{y:.4g}}"))
         axis = axes.log_axis(label, np.concatenate(curves)) if log else axes.linear_axis(label)
         layout = axes.layout(
-            axes.rank_axis(n), axis, **axes.boundary(results["n_sharp"], n), **axes.legend()
+            axes.rank_axis(n), axis, **axes.boundary(results.n_sharp, n), **axes.legend()
         )
         drawn.append(Figure(key, title, caption, terms, data, layout))
     return drawn

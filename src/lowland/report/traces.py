@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lowland.findings import Decomposition
 from lowland.report import axes
 from lowland.report.axes import FLAT, SHARP, Plot, Vector
 from lowland.report.numbers import number
@@ -85,8 +86,9 @@ def left_out(count: int, which: str, fate: str) -> str:
     return f" ({number(count)} {noun} {which} {verb} {fate}.)"
 
 
-def part_of(n: int, duality: dict[str, Any]) -> str:
+def part_of(duality: Decomposition) -> str:
     """Say that not all directions were computed, where that is so."""
-    if n >= duality["directions"]:
+    if duality.complete:
         return ""
-    return f" (Known are the first {number(n)} of {number(duality['directions'])} directions.)"
+    n, every = len(duality.sigma_g), duality.setting.directions
+    return f" (Known are the first {number(n)} of {number(every)} directions.)"

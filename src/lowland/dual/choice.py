@@ -1,0 +1,66 @@
+"""Which layer is decomposed, and over which pairs, where the caller leaves that open."""
+
+from dataclasses import dataclass
+
+from lowland.curvature.layers import layer
+from lowland.dual.basis import ALL_DIRECTIONS
+from lowland.dual.fit import NoDual, fit
+from lowland.dual.pairing import Pairs, pair
+from lowland.dual.shifts import dual_shifts, held_bytes, layers_with_dual
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layer and pairs, and in words what stood against the usual ones."""
+
+    layer: str
+    pairs: Pairs
+    notes: tuple[str, ...]
+
+
+def choose(problem: Problem, name: str | None = None) -> Choice:
+    """Choose the layer that stands for the model, unless one is named, and pair the samples.
+
+    It is the dense layer before the last, as in Feng & Tu, of those small enough that all their
+    directions are computed, or the only one. If its dual weights do not stand for the data, it is
+    the last layer whose do. Samples are paired by the distance of their inputs or, where these are
+    no points in space, by what that layer sees.
+    """
+    usual = _usual(problem) if name is None else layer(problem, name).name
+    notes = []
+    try:
+        pairs = pair(problem)
+    except InputError as error:
+        pairs = pair(problem, space=usual)
+        notes.append(f"Samples were paired by what layer {usual!r} sees: {error}.")
+    if name is None and (useful := _useful(problem, usual, pairs)) != usual:
+        notes.append(f"Layer {usual!r} has no useful dual, so {useful!r} was decomposed.")
+        return Choice(useful, pairs, tuple(notes))
+    return Choice(usual, pairs, tuple(notes))
+
+
+def _usual(problem: Problem) -> str:
+    dense = [at for at in layers_with_dual(problem).values() if at.operation == "dense"]
+    if not dense:
+        raise InputError("the model has no dense layer that can be seen through")
+    small = [at for at in dense if at.size <= ALL_DIRECTIONS] or dense
+    return small[-2].name if len(small) > 1 else small[0].name
+
+
+def _useful(problem: Problem, usual: str, pairs: Pairs) -> str:
+    """The usual layer or, if data goes around it, the last one that has a useful dual."""
+    every = layers_with_dual(problem)
+    for name in (usual, *(other for other in reversed(every) if other != usual)):
+        at = every[name]
+        if held_bytes(at, len(pairs)) > problem.memory:
+            if name == usual:
+                return usual  # which the decomposition will refuse, with what it needs
+            continue
+        try:
+            if fit(dual_shifts(problem, [at], pairs), name, pairs).trusted:
+                return name
+        except NoDual:
+            continue
+    return usual

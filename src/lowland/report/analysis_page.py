@@ -1,0 +1,156 @@
+"""The page of one analysis: collects what the template shows, and shows it."""
+
+import math
+from dataclasses import dataclass
+
+from lowland.findings import Decomposition, Results
+from lowland.report import numbers
+from lowland.report.figures import figures
+from lowland.report.glossary import GLOSSARY, Definition
+from lowland.report.page import show
+from lowland.report.words import answer
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number, or text, with its title; ``definition`` is what its info button opens."""
+
+    key: str
+    title: str
+    value: str
+    definition: str | None
+    note: str = ""
+    kind: str = ""  # sharp or flat: its colour
+
+
+def render(results: Results) -> str:
+    """Make one HTML page of the results, with its figures, style and scripts inside.
+
+    The page fetches nothing: its content security policy allows no source at all and only those
+    scripts whose hashes it names, so that text of the user could not run even if it were not
+    escaped.
+    """
+    return show(
+        "report.html.j2",
+        figures(results),
+        _definitions(results),
+        results.lowland,
+        results=results,
+        answer=answer(results),
+        failed=sum(not check.passed for check in results.checks),
+        cards=_cards(results),
+        decomposition=_decomposition(results.duality),
+        making=_making(results),
+    )
+
+
+def _cards(results: Results) -> list[list[Row]]:
+    """Collect the headline numbers in two rows: the gap with its parts, and what it comes from.
+
+    A regression has no errors, and so no cards for them.
+    """
+    outcome, duality = results.outcome, results.duality
+    parts = [_row("gap", numbers.number(outcome.gap), note="test loss − training loss")]
+    if duality is not None:
+        for key, value in (("sharp", duality.sharp), ("flat", duality.flat)):
+            share = ""
+            if duality.eq9 > 0 and math.isfinite(value):
+                share = f"{numbers.percent(value / duality.eq9, 0)} of the paired gap"
+            parts.append(_row(key, numbers.number(value), note=share, kind=key))
+    sources = [
+        _row("train_loss", numbers.number(outcome.train_loss)),
+        _row("test_loss", numbers.number(outcome.test_loss)),
+    ]
+    for key, error in (("train_error", outcome.train_error), ("test_error", outcome.test_error)):
+        if error is not None:
+            sources.append(_row(key, numbers.percent(error)))
+    return [parts, sources]
+
+
+def _decomposition(duality: Decomposition | None) -> list[Row]:
+    """List every number of the decomposition, in the order of the derivation."""
+    if duality is None:
+        return []
+    setting, totals, fit = duality.setting, duality.totals, duality.fit
+    rows = [
+        _row("gap", numbers.number(totals.gap)),
+        _row("paired_gap", _spread(totals.paired_gap, totals.intervals.paired_gap)),
+        _row("dual_gap", numbers.number(totals.dual_gap)),
+        _row("eq9", numbers.number(totals.eq9)),
+        _row("eq11", numbers.number(totals.eq11)),
+        _row("mean_term", numbers.number(totals.eq9 - totals.eq11)),
+        _row("sharp", _spread(totals.sharp, totals.intervals.sharp)),
+        _row("flat", _spread(totals.flat, totals.intervals.flat)),
+        _row("n_sharp", numbers.number(setting.n_sharp)),
+        _row("directions", numbers.number(setting.directions)),
+    ]
+    if not duality.complete:
+        rows.append(_row("unseen_sigma_g", numbers.number(totals.unseen_sigma_g)))
+    for key in ("weight_norm", "total_w", "total_w_data", "total_g"):
+        rows.append(_row(key, numbers.number(getattr(totals, key))))
+    for key in (
+        *("pairs", "excluded", "excluded_gap", "positions", "rank"),
+        *("duality_residual", "mean_residual", "loss_defect"),
+    ):
+        rows.append(_row(key, numbers.number(getattr(fit, key))))
+    for key in ("basis", "route", "gauge", "pairing"):
+        rows.append(_row(key, getattr(setting, key)))
+    odd = [f"{count:,} × {kind}" for kind, count in fit.degenerate.items() if count]
+    rows.append(_row("degenerate", "; ".join(odd) or "none"))
+    return rows
+
+
+def _spread(value: float, interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{numbers.number(value)} ({numbers.number(low, 3)} to {numbers.number(high, 3)})"
+
+
+def _making(results: Results) -> list[Row]:
+    """List how the results came about, so that somebody else can make them again."""
+    subject, origin = results.subject, results.origin
+    shape = " × ".join(str(size) for size in subject.layer_shape or ())
+    rows = [
+        _row("data", origin.data or "given in Python", title="Data"),
+        _row("train_samples", numbers.number(subject.train_samples)),
+        _row("test_samples", numbers.number(subject.test_samples)),
+        _row("loss", subject.loss, title="Loss"),
+        _row("parameters", numbers.number(subject.parameters)),
+        _row("layer", f"'{subject.layer}', {shape}" if shape else "none"),
+        _row("layers", ", ".join(f"'{name}'" for name in subject.layers), title="All layers"),
+        _row("checkpoint", origin.checkpoint or "none", title="Checkpoint"),
+        _row("device", f"{subject.device}, {subject.dtype}", title="Computed on"),
+    ]
+    training = origin.training
+    if training is not None:
+        end = "converged" if training.converged else "not converged"
+        took = numbers.duration(training.seconds)
+        rows.append(_row("epochs", f"{numbers.number(training.epochs)}, {end} in {took}"))
+        if training.settings:
+            shown = (
+                f"{name} = {'none' if value is None else value}"
+                for name, value in training.settings.items()
+            )
+            rows.append(_row("settings", ", ".join(shown)))
+    if origin.seed is not None:
+        rows.append(_row("seed", str(origin.seed)))
+    rows.append(_row("seconds", numbers.duration(results.seconds)))
+    return rows
+
+
+def _row(key: str, value: str, title: str | None = None, note: str = "", kind: str = "") -> Row:
+    definition = f"def-{key}" if key in GLOSSARY else None
+    return Row(key, title or GLOSSARY[key].title, value, definition, note, kind)
+
+
+def _definitions(results: Results) -> list[tuple[str, Definition]]:
+    """Collect what the info buttons open: ours, then what measures and checks say of themselves.
+
+    The identifiers are ours alone: a name given by the user never becomes one.
+    """
+    definitions = [(f"def-{key}", definition) for key, definition in GLOSSARY.items()]
+    for index, row in enumerate(results.measures):
+        about = Definition(row.title, row.definition, row.formula, row.citation)
+        definitions.append((f"measure-{index}", about))
+    for index, check in enumerate(results.checks):
+        definitions.append((f"check-{index}", Definition(check.name, check.meaning)))
+    return definitions
