@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 
 FILES = {
     "results.json": b'{"format": 1}',

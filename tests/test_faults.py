@@ -78,7 +78,7 @@ def assert_finished(directory: Path, undisturbed: dict[str, dict[str, Any]]) -> 
     assert [row["key"] for row in Store(directory).rows()] == sorted(undisturbed)
     assert not Store(directory).survey().damaged
     assert sorted(p.name for p in (directory / "runs").iterdir()) == sorted(undisturbed)
-    assert not [p for p in (directory / "claims").iterdir() if p.suffix == ".json"]
+    assert not [p for p in (directory / "locks").iterdir() if p.suffix == ".json"]
 
 
 # Faults
@@ -87,7 +87,7 @@ def assert_finished(directory: Path, undisturbed: dict[str, dict[str, Any]]) -> 
 # not, most of the time, the import of torch.
 PARENT = """
 import os, sys
-import lowland.measures, lowland.sweep.runs
+import lowland.measures, lowland.sweep.perform
 from lowland.cli import main
 
 lowland.measures.registered()
@@ -143,7 +143,7 @@ def test_kill_9_at_any_moment(cwd, undisturbed, forked, commands):
         seen.append(whole(cwd))
     assert len(set(seen)) > 2, f"the kills did not come while runs were being written: {seen}"
     # The last one may have been killed when its runs were whole and it had not yet said goodbye.
-    (cwd / "out/claims" / f"{next(iter(undisturbed))}.json").write_text("{}")
+    (cwd / "out/locks" / f"{next(iter(undisturbed))}.json").write_text("{}")
     again = run("sweep", "grid.toml", "--out", "out", "--executor", "serial", cwd=cwd)
     assert again.code == 0, again.err
     assert_finished(cwd / "out", undisturbed)
@@ -187,7 +187,7 @@ def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(cwd, undisturbe
     assert last.endswith(f"of {RUNS} runs are whole in out; the same command goes on")
     with pytest.raises(ProcessLookupError):  # nobody of the group is left
         os.killpg(process.pid, 0)
-    assert not list((cwd / "out/claims").iterdir())
+    assert not list((cwd / "out/locks").iterdir())
     assert run("sweep", *args, cwd=cwd).code == 0
     assert_finished(cwd / "out", undisturbed)
 

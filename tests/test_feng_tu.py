@@ -12,7 +12,7 @@ from lowland.studies.evidence import Runs
 from lowland.studies.feng_tu import STUDIES
 from lowland.studies.reproduce import reproduce
 from lowland.sweep import Configuration, Grid
-from lowland.sweep.plan import key
+from lowland.sweep.keys import key
 
 NAMES = [study.name.partition(":")[2] for study in STUDIES]
 by_name = pytest.mark.parametrize("study", STUDIES, ids=NAMES)

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowland import InputError
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 from stores import FILES, NAMES, content, indexed, keys, names, put, run_of
 
 
@@ -126,7 +127,7 @@ def test_what_is_no_json_is_refused_before_anything_is_written(store):
 
 def test_keys_that_are_none(store):
     for key in ("", "..", "../../etc", "0" * 15, "G" * 16, "0" * 16 + "\n"):
-        for use in (store.path, store.whole, store.read, store.claim, store.set_aside):
+        for use in (store.path, store.whole, store.read, store.lock, store.set_aside):
             with pytest.raises(InputError, match="expected the key of a run, 16 hexadecimal"):
                 use(key)
     for use in (store.read, store.set_aside):
@@ -330,9 +331,11 @@ def test_the_index_follows_the_directories(store):
         put(store, i)
     shutil.rmtree(store.path(keys(4)[2]))
     assert {row["i"] for row in store.rows()} == {0, 1, 3}
-    assert store.reindex() == 3
+    assert len(indexed(store)) == 3
     (store.path(keys(4)[1]) / "run.json").write_text("{")
-    assert store.reindex() == 2
+    (store.directory / "index.jsonl").unlink()
+    assert {row["i"] for row in store.rows()} == {0, 3}
+    assert len(indexed(store)) == 2
     assert {row["i"] for row in Store(store.directory, create=True).rows()} == {0, 3}
 
 

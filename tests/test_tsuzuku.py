@@ -10,7 +10,7 @@ import torch
 import lowland as ll
 from lowland.studies.claims import weaker
 from lowland.studies.evidence import Runs
-from lowland.studies.networks import wide_resnet, wrn_10_1, wrn_10_2, wrn_16_4
+from lowland.studies.residual import wide_resnet, wrn_10_1, wrn_10_2, wrn_16_4
 from lowland.studies.tsuzuku import (
     FIGURE1,
     FIGURE3,
@@ -26,6 +26,7 @@ from lowland.studies.tsuzuku import (
 from lowland.sweep import Grid, run
 
 EVERY = (*STUDIES, *LARGE)
+MEASURES = ("trace", "normalized_sharpness", "matrix_normalized_sharpness", "fisher_rao")
 
 
 @pytest.mark.parametrize("study", EVERY, ids=lambda study: study.name)
@@ -148,7 +149,8 @@ def trained(tmp_path_factory):
         "optimizer": "adam",
         "learning_rate": 0.01,
         "stop_loss": 0.1,
-        "measures": ("trace", "normalized_sharpness"),
+        "measures": MEASURES,
+        "rescalings": ("units", "layers", "split"),
     }
     grid = Grid(**tiny, label_noise=[0.0, 1.0], seed=range(2))
     run(grid, out, executor="serial")
@@ -157,13 +159,35 @@ def trained(tmp_path_factory):
     return runs
 
 
-def numbers(runs, measure, by=None, factor=10.0):
-    return rescaled(measure, by, factor)(runs)
+def numbers(runs, *column):
+    return runs.column(rescaled(*column))
 
 
-def test_what_is_measured_again_is_what_the_run_says(trained):
-    for name in ("trace", "normalized_sharpness"):
+def test_what_is_measured_in_double_precision_is_what_was_measured_in_single(trained):
+    for name in MEASURES:
         assert numbers(trained, name) == pytest.approx(trained.column(name), rel=1e-3)
+
+
+def test_drawing_and_judging_compute_nothing(trained):
+    """All that the study of rescalings shows was recorded with its runs: no torch is needed."""
+    code = """if True:
+        import sys
+        from lowland.studies.evidence import Runs
+        from lowland.studies.tsuzuku import RESCALING
+        from lowland.sweep import Store
+
+        store = Store(sys.argv[1])
+        rows = [dict(row, network="784-128-128-128-10") for row in store.rows()]
+        runs = Runs(tuple(rows), (), store.directory / "runs")
+        for panel in RESCALING.panels:
+            assert len(panel.curves(runs)) == 3
+        print(sum(claim.test(runs).verdict == "holds" for claim in RESCALING.claims))
+        assert "torch" not in sys.modules
+    """
+    command = [sys.executable, "-c", code, str(trained.folder.parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) >= 5
 
 
 def test_eq_15_and_16_change_the_trace_alone(trained):
@@ -173,12 +197,12 @@ def test_eq_15_and_16_change_the_trace_alone(trained):
 
 
 def test_halves_have_half_the_fisher_rao_norm_and_the_same_sharpness(trained):
-    assert numbers(trained, "fisher_rao", "split", 2.0) == pytest.approx(
+    assert numbers(trained, "fisher_rao", "split") == pytest.approx(
         numbers(trained, "fisher_rao") / 2, rel=1e-9
     )
     for name in ("normalized_sharpness", "matrix_normalized_sharpness"):
         before = numbers(trained, name)
-        assert numbers(trained, name, "split", 2.0) == pytest.approx(before, rel=1e-6)
+        assert numbers(trained, name, "split") == pytest.approx(before, rel=1e-6)
 
 
 def test_the_gap_is_that_of_accuracies(trained):

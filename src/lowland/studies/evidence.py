@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lowland.errors import InputError
+from lowland.experiment.configuration import SETTINGS, Configuration
 from lowland.results import ARRAYS
-from lowland.sweep.configuration import SETTINGS, Configuration
-from lowland.sweep.plan import key
+from lowland.sweep.keys import key
 from lowland.sweep.store import Store
 
 # A column of the table by its name, or a function that gives one number for each run.

@@ -13,11 +13,11 @@ from typing import Any
 from lowland import __version__
 from lowland.atomic import check_writable, replaced_directory
 from lowland.errors import InputError
-from lowland.studies.drawing import KINDS, draw
+from lowland.experiment import SETTINGS, Configuration
 from lowland.studies.evidence import Runs
+from lowland.studies.panels import KINDS, draw
 from lowland.studies.study import Finding, Study, Verdict
-from lowland.sweep import Configuration, Grid, Progress, run
-from lowland.sweep.configuration import SETTINGS
+from lowland.sweep import Grid, SweepProgress, run
 
 OUTCOME = "outcome.json"
 
@@ -109,7 +109,7 @@ def reproduce(
     quick: bool = False,
     executor: str = "processes",
     workers: int | None = None,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Outcome:
     """Do what is missing of a study's runs in the store ``out``, draw its figure, judge its claims.
 
@@ -128,7 +128,7 @@ def reproduce_all(
     quick: bool = False,
     executor: str = "processes",
     workers: int | None = None,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Iterator[Outcome]:
     """Several studies: their runs are one sweep, in which no worker waits for the last of a study.
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from lowland.sweep.grid import Grid
 
 if TYPE_CHECKING:
-    from lowland.studies.drawing import Panel
     from lowland.studies.evidence import Runs
+    from lowland.studies.panels import Panel
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 

@@ -4,19 +4,17 @@ Fig. 1, 3 and 4 show the same trained networks, so they share their runs.
 """
 
 import functools
-import json
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lowland.studies.claims import Test, between, correlated, on, rises, stronger, weaker
-from lowland.studies.drawing import Against, Panel, Scatter
 from lowland.studies.evidence import Column, Runs
+from lowland.studies.panels import Against, Panel, Scatter
 from lowland.studies.study import Claim, Study
 from lowland.sweep.grid import Grid
 
@@ -32,7 +30,7 @@ _ADAM: dict[str, Any] = {
     "measures": (TRACE, SHARPNESS),
 }
 _FEW: dict[str, Any] = {"batch_size": 32, "max_epochs": 500}  # of some hundred or thousand images
-_NETWORKS = "lowland.studies.networks"
+_NETWORKS = "lowland.studies.residual"
 
 
 def _realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
@@ -145,47 +143,22 @@ def accuracy_gap(runs: Runs) -> np.ndarray:
 # --- trained networks, rescaled ------------------------------------------------------------------
 
 
-def rescaled(measure: str, by: str | None = None, factor: float = 10.0) -> Numbers:
-    """A measure of the stored networks, after a rescaling that leaves their function as it is."""
+def rescaled(measure: str, by: str = "as_trained") -> str:
+    """The column with a measure of the network as trained, or after a rescaling.
+
+    Both were recorded with the run, in double precision: see ``rescalings`` of a configuration.
+    """
+    return f"rescaled.{by}.{measure}"
+
+
+def ratio(measure: str, by: str) -> Numbers:
+    """A measure after a rescaling over what it was before."""
 
     def column(runs: Runs) -> np.ndarray:
-        folders = (runs.folder / row["key"] for row in runs.rows)
-        return np.array([_measured(folder, measure, by, factor) for folder in folders])
-
-    column.__name__ = f"{measure} {f'rescaled by {by}' if by else 'as trained'}"
-    return column
-
-
-def ratio(measure: str, by: str, factor: float = 10.0) -> Numbers:
-    """That measure over what it was before."""
-
-    def column(runs: Runs) -> np.ndarray:
-        return rescaled(measure, by, factor)(runs) / rescaled(measure)(runs)
+        return runs.column(rescaled(measure, by)) / runs.column(rescaled(measure))
 
     column.__name__ = f"{measure} rescaled by {by} over that as trained"
     return column
-
-
-@functools.lru_cache(maxsize=4096)
-def _measured(folder: Path, measure: str, by: str | None, factor: float) -> float:
-    """In double precision, so that what is equal is equal."""
-    from lowland.checkpoint import load_weights
-    from lowland.measures import measure as measure_all
-    from lowland.rescaling import rescale
-    from lowland.results import WEIGHTS
-    from lowland.sweep.configuration import Configuration
-    from lowland.sweep.record import RUN
-    from lowland.sweep.runs import subject
-
-    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    its = subject(Configuration.of(run["configuration"]))
-    load_weights(its.model, folder / WEIGHTS)
-    its.model.double()
-    problem = its.problem()
-    if by is not None:
-        problem = rescale(problem, by, factor)  # type: ignore[arg-type]
-    found = measure_all(problem, [measure])[measure]
-    return float("nan") if found.value is None else found.value
 
 
 # --- figures -------------------------------------------------------------------------------------
@@ -306,13 +279,16 @@ _MATRIX, _RAO = "matrix_normalized_sharpness", "fisher_rao"
 
 def _rescalable(seeds: int, noises: Sequence[float], per_class: int) -> Grid:
     """MLPs without biases, which a split leaves whole, and some networks with BatchNorm."""
-    plain = _realisations(seeds, noises, **_FEW, **_PLAIN, per_class=per_class)
-    normed = {**_NORMED, "data": "cifar10", "per_class": per_class // 10, "test_per_class": 10}
-    return plain + _realisations(seeds - 2, [0.0], **{**_FEW, **normed, "batch_size": 20})
+    measures = {"measures": (TRACE, SHARPNESS, _MATRIX, _RAO)}
+    rescalings = {"rescalings": ("units", "layers", "split")}
+    plain = {**_FEW, **_PLAIN, **measures, **rescalings, "per_class": per_class}
+    few = {"per_class": per_class // 10, "test_per_class": 10, "batch_size": 20}
+    normed = {**_FEW, **_NORMED, "data": "cifar10", **few, "rescalings": "norms"}
+    return _realisations(seeds, noises, **plain) + _realisations(seeds - 2, [0.0], **normed)
 
 
-def _same(measure: str, by: str, factor: float = 10.0) -> Test:
-    return on(_PLAIN, between(ratio(measure, by, factor), 0.99, 1.01))
+def _same(measure: str, by: str) -> Test:
+    return on(_PLAIN, between(ratio(measure, by), 0.99, 1.01))
 
 
 def _changes(measure: str, where: dict[str, Any], by: str, sign: int = 1) -> Test:
@@ -330,7 +306,7 @@ def _before_and_after(measure: str, label: str) -> Panel:
     columns: dict[str, Column] = {
         "as trained": rescaled(measure),
         "units rescaled (Eq. 15, 16)": rescaled(measure, "units"),
-        "layers in halves (Eq. 26-30)": rescaled(measure, "split", 2.0),
+        "layers in halves (Eq. 26-30)": rescaled(measure, "split"),
     }
     return Against("label_noise", columns, label, log="y", where=_PLAIN)
 
@@ -370,17 +346,17 @@ RESCALING = Study(
         Claim(
             "Layers in two equal halves have half the Fisher-Rao norm.",
             "Eq. 26-30: a factor of 2",
-            on(_PLAIN, between(ratio(_RAO, "split", 2.0), 0.49, 0.51)),
+            on(_PLAIN, between(ratio(_RAO, "split"), 0.49, 0.51)),
         ),
         Claim(
             "Layers in two equal halves have the same normalized sharpness.",
             "Eq. 26-30: kept the same",
-            _same(SHARPNESS, "split", 2.0),
+            _same(SHARPNESS, "split"),
         ),
         Claim(
             "Layers in two equal halves have the same matrix-normalized sharpness.",
             "Sec. 7.3: invariant as well",
-            _same(_MATRIX, "split", 2.0),
+            _same(_MATRIX, "split"),
         ),
         Claim(
             "Rescaling weights before BatchNorm leaves normalized sharpness as it is.",

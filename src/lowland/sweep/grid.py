@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lowland.errors import InputError
-from lowland.sweep.configuration import SETTINGS, Configuration, Setting, check_key
+from lowland.experiment.configuration import SETTINGS, Configuration, Setting, check_key
 
 MOST = 1_000_000  # runs of a grid: more is a slip
 

@@ -1,13 +1,12 @@
 """The runs of a sweep on disk: each one whole or absent, whatever ends the process that writes it.
 
 Beside the runs lie an index, which is only a copy and is made again when it disagrees with them,
-and claims, which the system gives back when their process ends. Locks are those of ``flock``: they
-hold between processes, and between threads that open the store on their own.
+and locks of single runs, see :mod:`lowland.sweep.lock`. A lock of the whole store guards names and
+index; it holds between processes, and between threads that open the store on their own.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lowland.atomic import write_file
 from lowland.errors import InputError
-from lowland.sweep.claim import Claim, is_locked, take
+from lowland.sweep.lock import RunLock, acquire, is_locked
 from lowland.sweep.record import (
     RUN,
     SUMS,
@@ -32,7 +31,6 @@ from lowland.sweep.record import (
     is_litter,
     read_run,
     sha256,
-    with_floats,
 )
 
 if TYPE_CHECKING:
@@ -44,22 +42,6 @@ MARK, INDEX, LOCK = "lowland-store.json", "index.jsonl", ".lowland-lock"
 _KEY = re.compile(r"[0-9a-f]{16}")
 _BESIDE = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{8}")  # a run that is being written
 _EXPECTED = "expected a directory that `lowland sweep` wrote"
-
-
-def key_of(configuration: Mapping[str, Any]) -> str:
-    """The name of a run: 16 hexadecimal digits of SHA-256 of its configuration.
-
-    The order of names does not matter, nor whether a number is written 1 or 1.0.
-    """
-    try:
-        plain = with_floats(configuration, lambda x: int(x) if x.is_integer() else x)
-        text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            "a configuration is made of finite numbers, texts, true, false, none, lists and "
-            f"mappings from texts; {error}"
-        ) from error
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -75,8 +57,8 @@ class Store:
 
     def __init__(self, directory: str | Path, *, create: bool = False) -> None:
         self.directory = Path(directory)
-        self._runs, self._claims, self._damaged, self._plans = (
-            self.directory / name for name in ("runs", "claims", "damaged", "plans")
+        self._runs, self._locks, self._damaged, self._plans = (
+            self.directory / name for name in ("runs", "locks", "damaged", "plans")
         )
         if create:
             self._make()
@@ -166,18 +148,18 @@ class Store:
                 raise InputError(f"there is no run {key} in {self.directory}")
             return self._move_aside(key)
 
-    def claim(self, key: str) -> Claim | None:
-        """The sole right to do a run, or None if it is taken.
+    def lock(self, key: str) -> RunLock | None:
+        """The sole right to do a run, or None if another process or thread has it.
 
-        What was known of the run before may be out of date: look again at whether it is whole.
+        Its last holder may have done the run: look again at whether it is whole.
         """
-        path = self._claims / self.path(key).name
-        with _writing(f"the claim {path}"):
-            return take(path)
+        path = self._locks / self.path(key).name
+        with _writing(f"the lock {path}"):
+            return acquire(path)
 
-    def is_claimed(self, key: str) -> bool:
-        """Whether a living process has claimed the run."""
-        return is_locked(self._claims / self.path(key).name)
+    def is_locked(self, key: str) -> bool:
+        """Whether a living process has the right to do the run."""
+        return is_locked(self._locks / self.path(key).name)
 
     # --- the table of all runs -------------------------------------------------------------------
 
@@ -213,11 +195,6 @@ class Store:
             }
             for i, run in enumerate(runs)
         ]
-
-    def reindex(self) -> int:
-        """Make the index anew from the directories; the number of runs in it."""
-        with self._locked():
-            return len(self._rebuild())
 
     def table(self) -> "pandas.DataFrame":
         """The rows as a data frame."""
@@ -283,7 +260,7 @@ class Store:
                 _sync(self.directory / MARK)
                 _sync(self.directory)
             self._check()
-            for folder in (self._runs, self._claims, self._damaged, self._plans):
+            for folder in (self._runs, self._locks, self._damaged, self._plans):
                 folder.mkdir(exist_ok=True)
             self._clean()
         self._indexed()

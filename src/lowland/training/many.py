@@ -13,7 +13,7 @@ from lowland.training import loop
 from lowland.training.loop import Data
 from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
 from lowland.training.stack import (
-    Dense,
+    DenseForward,
     Dropouts,
     Forward,
     Weights,
@@ -36,7 +36,7 @@ _CHUNK = 16384
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where a training of many networks is."""
 
     done: int
@@ -51,7 +51,7 @@ def train_many(
     models: Sequence[nn.Module],
     data: Data | Sequence[Data],
     settings: Sequence[TrainingSettings],
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[TrainingProgress], None] = lambda now: None,
     *,
     loss: LossLike = "cross_entropy",
 ) -> list[Training]:
@@ -86,7 +86,7 @@ def train_many(
     single = isinstance(loss, str) or type(loss).__module__.startswith("torch.nn.")
     for group, forward in _groups(runs):
         if forward is not None:
-            _Stack(group, forward, criterion, single).train(watch)
+            _StackedTraining(group, forward, criterion, single).train(watch)
         else:
             for run in group:
                 _alone(run, criterion, watch)
@@ -116,14 +116,14 @@ class _Run:
 class _Watch:
     """Tells how far all runs are."""
 
-    def __init__(self, runs: Sequence[_Run], tell: Callable[[Progress], None]) -> None:
+    def __init__(self, runs: Sequence[_Run], tell: Callable[[TrainingProgress], None]) -> None:
         self.runs, self.tell, self.began = runs, tell, time.perf_counter()
 
     def __call__(self, now: Sequence[_Run]) -> None:
         part = sum(run.part_done for run in self.runs) / len(self.runs)
         elapsed = time.perf_counter() - self.began
         self.tell(
-            Progress(
+            TrainingProgress(
                 done=sum(run.over for run in self.runs),
                 total=len(self.runs),
                 epoch=max(len(run.epochs) for run in now),
@@ -168,7 +168,7 @@ def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
     run.epochs, run.seconds = trained.epochs, trained.seconds
 
 
-class _Stack:
+class _StackedTraining:
     """Runs that take their steps together."""
 
     def __init__(self, runs: list[_Run], forward: Forward, loss: Loss, single: bool) -> None:
@@ -356,7 +356,7 @@ def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Te
     Weights of the others, such as the pixels in the corners of digits, have no gradient. Without
     decay they stay as they are, and the products can do without them. No name if all are seen.
     """
-    first = forward.first if isinstance(forward, Dense) else None
+    first = forward.first if isinstance(forward, DenseForward) else None
     distinct, _ = _distinct([run.data[0] for run in runs])
     seen = torch.stack([X.flatten(1).any(0) for X in distinct]).any(0)
     if seen.all() or any(run.settings.decay for run in runs):

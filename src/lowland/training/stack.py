@@ -192,7 +192,7 @@ def activity_bytes(model: nn.Module, inputs: Tensor) -> int:
 
 def _forward_of(model: nn.Module, inputs: Tensor) -> Forward:
     if type(model) is nn.Sequential and _is_dense(model, inputs):
-        return Dense(model)
+        return DenseForward(model)
     # In training mode, so that noise which is not ours is an error of vmap and not left out.
     modes = {mode: copy.deepcopy(model).train(mode) for mode in (True, False)}
     for template in modes.values():
@@ -223,7 +223,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseForward:
     """A sequence of dense layers and functions of single activities, by batched products."""
 
     model: nn.Sequential

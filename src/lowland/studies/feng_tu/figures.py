@@ -19,24 +19,8 @@ from lowland.studies.claims import (
     smaller_part,
     unchanged,
 )
-from lowland.studies.drawing import Panel, Scatter, Spectrum
 from lowland.studies.evidence import Runs
-from lowland.studies.feng_tu.grids import (
-    DEEP,
-    DROPPED,
-    FITTED,
-    FULL,
-    LETTERS,
-    N_SHARP,
-    ONE_N,
-    OTHER_N,
-    PLAIN,
-    QUICK,
-    Version,
-    only,
-    varied,
-)
-from lowland.studies.feng_tu.numbers import (
+from lowland.studies.feng_tu.columns import (
     HIDDEN,
     LAYERS,
     average,
@@ -54,6 +38,21 @@ from lowland.studies.feng_tu.numbers import (
     squared_sigma_g,
     trace,
 )
+from lowland.studies.feng_tu.grids import (
+    DEEP,
+    DROPPED,
+    FITTED,
+    FULL,
+    LETTERS,
+    N_SHARP,
+    ONE_N,
+    OTHER_N,
+    PLAIN,
+    QUICK,
+    Version,
+    only,
+    varied,
+)
 from lowland.studies.feng_tu.patterns import (
     by_sharpness,
     by_size,
@@ -64,6 +63,7 @@ from lowland.studies.feng_tu.patterns import (
     three_panels,
     with_random_labels,
 )
+from lowland.studies.panels import Panel, Scatter, Spectrum
 from lowland.studies.study import Claim, Study
 from lowland.sweep.grid import Grid
 

@@ -16,16 +16,16 @@ from lowland.studies.claims import (
     smaller_part,
     unchanged,
 )
-from lowland.studies.drawing import Against, Panel, Spectrum
 from lowland.studies.evidence import Column
-from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
-from lowland.studies.feng_tu.numbers import (
+from lowland.studies.feng_tu.columns import (
     HIDDEN,
     LAYERS,
     Layer,
     flat_size_over_sharp_size,
     steepest_drop,
 )
+from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
+from lowland.studies.panels import Against, Panel, Spectrum
 from lowland.studies.study import Claim
 
 _TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
