@@ -19,7 +19,8 @@ from lowland.studies.claims import (
     not_monotone,
 )
 from lowland.studies.evidence import Runs
-from lowland.studies.panels import Against, Scatter, Spectrum, draw
+from lowland.studies.figure import draw
+from lowland.studies.panels import Against, Scatter, Spectrum
 from lowland.studies.reproduce import (
     Judged,
     Outcome,

@@ -1,15 +1,11 @@
-"""Figures for print: what a panel shows is computed first, then drawn and written as a table.
+"""Panels of a figure: each computes its curves from the runs, and then draws them.
 
 Error bars and bands are standard deviations over realisations, as in the papers.
 """
 
-import csv
-import io
 import math
-import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,30 +15,11 @@ from lowland.studies.evidence import Column, Runs, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
-    from lowland.studies.study import Study
-
-KINDS = ("svg", "pdf", "png", "csv")
 
 # Okabe and Ito's colours, which every kind of sight tells apart, without the pale yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = "osD^vP*"
-_STYLE: Any = {
-    "font.size": 8,
-    "axes.labelsize": 8.5,
-    "axes.titlesize": 8.5,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": 7.5,
-    "legend.title_fontsize": 7.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "pdf.fonttype": 42,  # letters stay letters
-    "svg.hashsalt": "lowland",  # equal figures are equal files
-}
 _SYMBOLS = {
     "learning_rate": "learning rate $\\alpha$",
     "batch_size": "batch size $B$",
@@ -53,12 +30,9 @@ _SYMBOLS = {
     "per_class": "samples per class $N$",
     "learning_rate_over_batch": "$\\alpha / B$",
 }
-_UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
-_PANEL = 2.9, 2.4  # inches
 _DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
 _ROUNDING = 1e-16  # of the largest number on a logarithmic axis: what lies below is not drawn
 _POINTS = 250
-_COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 _MANY = 2000  # points above which a picture of them is smaller than their list
 
 
@@ -262,69 +236,6 @@ class Scatter:
 
 
 Panel = Against | Spectrum | Scatter
-
-
-def draw(study: "Study", runs: Runs, folder: Path) -> list[Path]:
-    """The figure of a study as SVG, PDF and PNG, and the very numbers in it as CSV."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    drawn = [(panel, panel.curves(runs)) for panel in study.panels]
-    columns = _COLUMNS.get(len(drawn), min(len(drawn), 3))
-    rows = math.ceil(len(drawn) / columns)
-    paths = [folder / f"{study.file}.{kind}" for kind in KINDS]
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
-        for i, (panel, curves) in enumerate(drawn):
-            ax = figure.add_subplot(rows, columns, i + 1)
-            if len(drawn) > 1:
-                ax.set_title(string.ascii_uppercase[i], loc="left", fontweight="bold")
-            _draw(ax, panel, curves)
-        for path in paths[:-1]:
-            figure.savefig(path, dpi=200, metadata=_UNDATED[path.suffix])
-    paths[-1].write_text(_csv(drawn), encoding="utf-8")
-    return paths
-
-
-def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:
-    ax.set_title(panel.title)
-    xlabel, ylabel = panel.labels
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
-    if not any(np.isfinite(curve.y).any() for curve in curves):
-        ax.text(0.5, 0.5, "no converged runs", ha="center", transform=ax.transAxes)
-        return
-    for axis in panel.log:
-        if any((getattr(curve, axis) > 0).any() for curve in curves):
-            getattr(ax, f"set_{axis}scale")("log")
-    panel.draw(ax, curves)
-    _tick(ax.xaxis)
-    _tick(ax.yaxis)
-
-
-def _tick(axis: "Axis") -> None:
-    """Numbers that do not run into each other on a logarithmic axis of few decades."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    if not isinstance(axis.get_major_locator(), LogLocator):
-        return
-    low, high = axis.get_view_interval()
-    axis.set_minor_formatter(NullFormatter())
-    if high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def _csv(drawn: list[tuple[Panel, list[Curve]]]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["panel", "x_label", "y_label", "curve", "x", "y", "sd", "runs"])
-    for letter, (panel, curves) in zip(string.ascii_uppercase, drawn, strict=False):
-        for curve in curves:
-            for x, y, sd, runs in zip(curve.x, curve.y, curve.sd, curve.runs, strict=True):
-                numbers = ("" if math.isnan(v) else f"{v:.8g}" for v in (x, y, sd))
-                table.writerow([letter, *panel.labels, curve.label, *numbers, int(runs)])
-    return text.getvalue()
 
 
 # --- what is drawn -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from lowland.atomic import check_writable, replaced_directory
 from lowland.errors import InputError
 from lowland.experiment import SETTINGS, Configuration
 from lowland.studies.evidence import Runs
-from lowland.studies.panels import KINDS, draw
+from lowland.studies.figure import KINDS, draw
 from lowland.studies.study import Finding, Study, Verdict
 from lowland.sweep import Grid, SweepProgress, run
 
