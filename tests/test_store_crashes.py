@@ -20,7 +20,7 @@ import pytest
 from lowland import InputError
 from lowland.sweep.keys import key_of
 from lowland.sweep.store import Store
-from stores import FILES, NAMES, finish, indexed, keys, kill, names, put, run_of, start
+from stores import FILES, NAMES, finish, keys, kill, names, put, run_of, start
 
 
 @pytest.fixture
@@ -60,7 +60,6 @@ def test_a_writer_killed_at_any_moment_leaves_whole_runs_only(tmp_path):
         assert (found.whole, found.damaged) == (visible, {})
         store = Store(place, create=True)
         assert names(place / "runs") == visible
-        assert sorted(indexed(store)) == sorted(visible)
         assert {row["key"] for row in store.rows()} == visible
     assert leftovers > 0  # or no kill came while a run was written, and nothing was shown
 
@@ -69,7 +68,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_runs_only(tmp_path):
     lines = finish(start(WRITER, place, count)).splitlines()
     assert sorted(lines[1:]) == sorted(f"{key} True" for key in missing)
     assert store.survey().whole == set(keys(count))
-    assert sorted(indexed(store)) == sorted(keys(count))
+    assert {row["key"] for row in store.rows()} == set(keys(count))
 
 
 # Works on a copy of a store and gets a signal at the n-th step, for n = 0, 1, ... until the work
@@ -90,11 +89,8 @@ def step(event, arguments):
 def work(store):
     if what == "write":
         store.write(key, {"configuration": {"i": 1}, "status": "new"}, {"a": b"a", "b": b"b"})
-    elif what == "set_aside":
-        store.set_aside(key)
     else:
-        os.unlink(store.directory / "index.jsonl")
-        store.rows()
+        store.set_aside(key)
 sys.addaudithook(step)
 for n in itertools.count():
     copy = shutil.copytree(template, f"{place}/{n}")
@@ -126,10 +122,9 @@ def check_two_runs_can_be_had(store: Store, visible: set[str]) -> None:
         put(store, 1)
     assert store.survey().whole == set(keys(2))
     assert {row["key"] for row in store.rows()} == set(keys(2))
-    assert sorted(indexed(store)) == sorted(keys(2))
 
 
-@pytest.mark.parametrize("what", ["write", "write over damage", "set_aside", "index"])
+@pytest.mark.parametrize("what", ["write", "write over damage", "set_aside"])
 def test_a_process_killed_at_each_step(tmp_path, store, what):
     """Not at random: at every single step of the work, one after the other."""
     first, key = keys(2)
@@ -153,7 +148,7 @@ def test_a_process_killed_at_each_step(tmp_path, store, what):
             assert found.damaged.keys() | {n[:16] for n in names(copy / "damaged")} == {key}
         else:
             assert found.damaged == {}
-        assert found.whole >= (set(keys(2)) if what == "index" else {first})
+        assert first in found.whole
         check_two_runs_can_be_had(left, found.whole | found.damaged.keys())
 
 
@@ -313,7 +308,6 @@ def test_processes_at_once_do_each_run_once_and_lose_none(tmp_path):
     assert Counter(key for key, _ in done) == Counter(keys(60))
     store = Store(place)
     assert store.survey().whole == set(keys(60))
-    assert sorted(indexed(store)) == sorted(keys(60))
     assert {row["key"]: str(row["seed"]) for row in store.rows()} == dict(done)
     assert names(place / "locks") == set()
     assert names(place / "runs") == set(keys(60))
@@ -333,7 +327,7 @@ def test_writers_of_one_run_without_locks(store):
         thread.join()
     assert sorted(wrote) == [False] * 7 + [True]
     assert store.survey().whole == set(keys(1))
-    assert indexed(store) == keys(1)
+    assert [row["key"] for row in store.rows()] == keys(1)
     assert names(store.directory / "runs") == set(keys(1))
 
 
@@ -505,7 +499,6 @@ def test_a_read_only_disk_can_be_read_and_is_refused_for_writing(tmp_path):
         key, damaged = put(store, 0), put(store, 1)
         rows = store.rows()
         (store.path(damaged) / "epochs.csv").write_text("")
-        (store.directory / "index.jsonl").unlink()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         again = Store(disk / "store")
         assert again.rows() == rows
@@ -538,13 +531,6 @@ def test_any_other_error_of_the_disk_is_said_on_one_line(store, monkeypatch):
             with pytest.raises(InputError, match=f"cannot write the run .*{os.strerror(number)}; "):
                 put(store, 0)
         assert names(store.directory / "runs") == set()
-
-
-def test_an_index_that_cannot_be_written_costs_no_run(store):
-    (store.directory / "index.jsonl").unlink()
-    (store.directory / "index.jsonl").mkdir()
-    key = put(store, 0)
-    assert [row["key"] for row in store.rows()] == [key]
 
 
 def test_it_needs_no_torch_and_no_numpy_until_a_table_is_asked_for(store):

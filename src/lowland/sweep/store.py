@@ -1,8 +1,8 @@
 """The runs of a sweep on disk: each one whole or absent, whatever ends the process that writes it.
 
-Beside the runs lie an index, which is only a copy and is made again when it disagrees with them,
-and locks of single runs, see :mod:`lowland.sweep.lock`. A lock of the whole store guards names and
-index; it holds between processes, and between threads that open the store on their own.
+There is no index beside the runs that could disagree with them: the table is read from the runs. A
+lock of the whole store guards their names; it holds between processes, and between threads that
+open the store on their own. For locks of single runs see :mod:`lowland.sweep.lock`.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pandas
 
 VERSION = 1  # of the layout
-MARK, INDEX, LOCK = "lowland-store.json", "index.jsonl", ".lowland-lock"
+MARK, LOCK = "lowland-store.json", ".lowland-lock"
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _BESIDE = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{8}")  # a run that is being written
@@ -102,9 +102,6 @@ class Store:
                         self._move_aside(key)
                     beside.rename(target)
                     _sync(self._runs)
-                    # The run is safe. A line that is missing or cut is made again by `rows`.
-                    with contextlib.suppress(OSError), open(self.directory / INDEX, "ab") as index:
-                        index.write(_line(run).encode())
                 return True
             finally:
                 shutil.rmtree(beside, ignore_errors=True)  # not there any more if all went well
@@ -170,7 +167,7 @@ class Store:
         has no such value. Mappings within become dotted names, and lists their JSON text. A name
         that was taken before gets its part in front, such as ``results.epochs``.
         """
-        runs = [run for _, run in sorted(self._indexed().items())]
+        runs = list(self._documents())
         parts = {
             part: [dict(_flat(run.get(part) or {})) for run in runs]
             for part in ("configuration", "results")
@@ -263,7 +260,6 @@ class Store:
             for folder in (self._runs, self._locks, self._damaged, self._plans):
                 folder.mkdir(exist_ok=True)
             self._clean()
-        self._indexed()
 
     def _check(self) -> None:
         mark = self.directory / MARK
@@ -292,7 +288,7 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone with the names in ``runs`` and with the index."""
+        """Keep others from changing names in ``runs`` while the block lasts."""
         with (
             _writing(f"the store {self.directory}"),
             open(self.directory / LOCK, "ab") as file,
@@ -317,9 +313,6 @@ class Store:
         return beside, sums
 
     def _move_aside(self, key: str) -> Path:
-        # Without the index first, so that it never has an old line for a new run.
-        (self.directory / INDEX).unlink(missing_ok=True)
-        _sync(self.directory)
         number = 1
         while os.path.lexists(aside := self._damaged / f"{key}-{number}"):
             number += 1
@@ -327,62 +320,26 @@ class Store:
         _sync(self._runs)
         return aside
 
-    # --- the index -------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     def _keys(self) -> list[str]:
+        """The names of all runs, sorted, whole or not."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(name for name in os.listdir(self._runs) if _KEY.fullmatch(name))
         return []
 
-    def _indexed(self) -> dict[str, dict[str, Any]]:
-        """All runs by key: from the index, or from the directories if it disagrees with them."""
-        if (runs := self._index()) is not None:
-            return runs
-        try:
-            with self._locked():  # a run may just have been between its directory and its line
-                return self._index() or self._rebuild()
-        except InputError:  # a read-only or full disk: the runs can be read nevertheless
-            return self._readable()
-
-    def _index(self) -> dict[str, dict[str, Any]] | None:
-        try:
-            *lines, end = (self.directory / INDEX).read_text(encoding="utf-8").split("\n")
-            runs = {run["key"]: run for run in map(_read_line, lines)}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        agrees = end == "" and len(runs) == len(lines) and sorted(runs) == self._keys()
-        return runs if agrees else None
-
-    def _rebuild(self) -> dict[str, dict[str, Any]]:
-        runs = self._readable()
-        write_file(self.directory / INDEX, "".join(map(_line, runs.values())))
-        return runs
-
-    def _readable(self) -> dict[str, dict[str, Any]]:
-        found = {}
+    def _documents(self) -> Iterator[dict[str, Any]]:
+        """The document of every run that can be read, in the order of keys."""
         for key in self._keys():
             with contextlib.suppress(Damaged):
-                found[key] = read_run(self.path(key))
-        return found
+                yield read_run(self.path(key))
 
 
-# --- lines, texts and rows -----------------------------------------------------------------------
-
-
-def _line(run: Mapping[str, Any]) -> str:
-    """The run as a line of the index, with the checksum of its text."""
-    text = as_text(run)
-    return json.dumps({"sha256": sha256(text.encode()), "run": json.loads(text)}) + "\n"
-
-
-def _read_line(line: str) -> dict[str, Any]:
-    run = json.loads(line)["run"]
-    if _line(run) != line + "\n":
-        raise ValueError("edited")
-    return run
+# --- rows and tables -----------------------------------------------------------------------------
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of a nested mapping, with dotted names; lists as JSON text."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
