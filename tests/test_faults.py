@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lowland
 from cluster import Cluster, until
 from commandline import Ran, command, environment, run
 from grids import GRID, RUNS
@@ -162,6 +164,20 @@ def test_kill_9_of_a_dask_worker(cwd, undisturbed):
     assert_finished(cwd / "out", undisturbed)
 
 
+@pytest.mark.slow
+def test_a_worker_with_other_source_is_refused(cwd):
+    shop = cwd / "shop"
+    shutil.copytree(Path(lowland.__file__).parent, shop / "lowland")
+    with open(shop / "lowland" / "losses.py", "a") as source:
+        source.write("\n")
+    with Cluster(cwd / "cluster", shop) as cluster:
+        cluster.add_worker()
+        done = ended(start(cwd, "grid.toml", "--out", "out", "--executor", cluster.address))
+    assert done.code == 2
+    assert "a worker has another Lowland (source " in done.err.splitlines()[-1]
+    assert whole(cwd) == 0
+
+
 def test_two_sweeps_at_once_share_the_work(cwd, undisturbed):
     both = [
         start(cwd, "grid.toml", "--out", "out", "--executor", "serial", "--json") for _ in range(2)
@@ -250,6 +266,7 @@ def test_a_read_only_directory_is_said_before_anything_is_trained(cwd, small_dis
 # A user's network: it fails when built, when trained, or not at all, as its seed says.
 MINE = """
 import os
+import shutil
 import signal
 
 import torch
