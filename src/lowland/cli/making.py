@@ -56,13 +56,13 @@ def train(
             )
             if training.failure is not None:
                 raise InputError(training.failure)
-            found = analysed(configuration, subject, training, out=out, progress=say)
+            analysis = analysed(configuration, subject, training, out=out, progress=say)
         if as_json:
-            results.json({**found.results, "answer": found.answer, "out": str(out)})
+            results.json({**analysis.results, "answer": analysis.answer, "out": str(out)})
         else:
             from lowland.cli.summary import draw_results
 
-            results.text(lambda c: draw_results(c, found.results, found.answer, out / REPORT))
+            results.text(lambda c: draw_results(c, analysis.results, analysis.answer, out / REPORT))
 
 
 def _with_settings() -> inspect.Signature:
@@ -197,10 +197,10 @@ def _tell_status(directory: Path, as_json: bool) -> None:
     from lowland.sweep import status
 
     with Results() as results:
-        found = status(directory)
+        sweeps = status(directory)
         if as_json:
-            results.json(found)
+            results.json(sweeps)
         else:
             from lowland.cli.summary import draw_status
 
-            results.text(lambda console: draw_status(console, directory, found))
+            results.text(lambda console: draw_status(console, directory, sweeps))

@@ -70,11 +70,11 @@ class Against:
     def curves(self, runs: Runs) -> list[Curve]:
         """One for each column."""
         parts = runs.where(**self.where).by(self.key)
-        found = []
+        curves = []
         for label, column in self.columns.items():
             numbers = [part.column(column) for part in parts.values()]
-            found.append(_means(label, np.array(list(parts), dtype=float), numbers))
-        return found
+            curves.append(_means(label, np.array(list(parts), dtype=float), numbers))
+        return curves
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
         """With a mark and a bar at every value."""
@@ -114,15 +114,15 @@ class Spectrum:
 
     def curves(self, runs: Runs) -> list[Curve]:
         """One for each value of the setting."""
-        found = []
+        curves = []
         chosen = runs.where(**self.where)
         # Computed for all at once: what is drawn may be a ratio to some of them.
         rows = dict(zip((r["key"] for r in chosen.rows), chosen.array(self.array), strict=True))
         for label, part in _parts(chosen, self.by):
             arrays = np.array([rows[row["key"]] for row in part.rows])
             ranks = _ranks(arrays.shape[1], "x" in self.log)
-            found.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
-        return found
+            curves.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
+        return curves
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
         """As lines with bands; on a logarithmic axis down to `_DECADES` below the top."""
@@ -166,15 +166,15 @@ class Scatter:
 
     def curves(self, runs: Runs) -> list[Curve]:
         """The points, by the values of the setting."""
-        found = []
+        curves = []
         for label, part in _parts(runs.where(**self.where), self.by):
             points = [self._points(alike) for alike in _alike(part)]
             x, y, count = (np.concatenate(column) for column in zip(*points, strict=True))
             shown = np.isfinite(x) & np.isfinite(y)
             shown &= (x > 0) | ("x" not in self.log)
             shown &= (y > 0) | ("y" not in self.log)
-            found.append(Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown]))
-        return found
+            curves.append(Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown]))
+        return curves
 
     def _points(self, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of runs that differ only in their seeds: one for each, or one for each direction."""
@@ -230,9 +230,9 @@ class Scatter:
             zorder=0,
         )
         power = f", slope {slope[0]:.2f}" if set(self.log) == {"x", "y"} else ""
-        at, side = (0.04, "left") if r > 0 else (0.96, "right")
+        x_text, side = (0.04, "left") if r > 0 else (0.96, "right")
         text = f"$r$ = {r:.2f}{power}"
-        ax.text(at, 0.96, text, ha=side, va="top", transform=ax.transAxes)
+        ax.text(x_text, 0.96, text, ha=side, va="top", transform=ax.transAxes)
 
 
 Panel = Against | Spectrum | Scatter

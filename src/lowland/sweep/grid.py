@@ -114,10 +114,10 @@ def _spelled_out(setting: Setting, given: Any) -> Any:
     """Arrays as lists, and ``"0..9"`` as a range."""
     if hasattr(given, "tolist"):  # numpy.logspace and the like
         return given.tolist()
-    found = _RANGE.fullmatch(given) if isinstance(given, str) else None
-    if found is None or setting.kind not in (int, float):
+    match = _RANGE.fullmatch(given) if isinstance(given, str) else None
+    if match is None or setting.kind not in (int, float):
         return given
-    first, last = int(found[1]), int(found[2])
+    first, last = int(match[1]), int(match[2])
     if setting.kind is float:
         raise InputError(
             f"{setting.name} is {given!r}, but only whole numbers have ranges; list the values"

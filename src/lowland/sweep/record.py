@@ -51,10 +51,10 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def _read_sums(folder: Path) -> dict[str, str]:
     lines = (folder / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    found = [_SUM.fullmatch(line) for line in lines]
-    if not all(found):
+    matches = [_SUM.fullmatch(line) for line in lines]
+    if not all(matches):
         raise Damaged(f"{SUMS} is not a list as of sha256sum")
-    return {match[2]: match[1] for match in found if match}
+    return {match[2]: match[1] for match in matches if match}
 
 
 @contextlib.contextmanager

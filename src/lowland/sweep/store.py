@@ -128,12 +128,12 @@ class Store:
         """Check every file of every run against its checksum; nothing is moved or changed."""
         keys = self._keys()
         with ThreadPoolExecutor() as threads:
-            found = dict(zip(keys, threads.map(damage_of, map(self.path, keys)), strict=True))
+            damages = dict(zip(keys, threads.map(damage_of, map(self.path, keys)), strict=True))
         return Survey(
-            whole={key for key, damage in found.items() if damage is None},
+            whole={key for key, damage in damages.items() if damage is None},
             damaged={  # without those that another process set aside meanwhile
                 key: damage
-                for key, damage in found.items()
+                for key, damage in damages.items()
                 if damage is not None and os.path.lexists(self.path(key))
             },
         )

@@ -115,10 +115,12 @@ def _run(
     def gradients(turns: Iterator[tuple[Tensor, ...]], beta: float) -> Tensor:
         optimizer.zero_grad()
         pairs = zip(models, next(turns), strict=True)
-        whole = torch.stack([loss(one(X[rows]), y[rows]).mean() for one, rows in pairs]).sum()
+        whole = torch.stack(
+            [loss(replica(X[rows]), y[rows]).mean() for replica, rows in pairs]
+        ).sum()
         whole.backward()
-        for one in models:
-            _penalise(one, beta, settings.penalty)
+        for replica in models:
+            _penalise(replica, beta, settings.penalty)
         return whole
 
     # Entropy-SGD goes through several batches in one step; the others see one, SAM twice.
@@ -126,8 +128,8 @@ def _run(
     epochs: list[Epoch] = []
     while not over(epochs, settings):
         beta = settings.decay_in(len(epochs) + 1)
-        for one in models:
-            one.train()
+        for replica in models:
+            replica.train()
         shuffled = [torch.randperm(len(X), generator=order).to(X.device) for order in orders]
         batches = list(zip(*(rows.split(settings.batch_size) for rows in shuffled), strict=True))
         for first in range(0, len(batches), inner):
@@ -167,7 +169,7 @@ def _optimizer(models: list[nn.Module], settings: TrainingSettings) -> Optimizer
                 seed=settings.seed,
             )
         case "replicated_sgd":
-            replicas = [list(one.parameters()) for one in models]
+            replicas = [list(replica.parameters()) for replica in models]
             return ReplicatedSGD(replicas, SGD, lr=lr, momentum=momentum)
 
 

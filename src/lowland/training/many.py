@@ -77,9 +77,9 @@ def train_many(
             f"there are {len(models)} models, {len(pairs)} data sets and {len(settings)} settings; "
             "give one of each for every run"
         )
-    for its, pair in zip(settings, pairs, strict=True):
-        loop.check_batch(its, pair)
-    runs = [_Run(*one) for one in zip(range(len(models)), models, pairs, settings, strict=True)]
+    for run_settings, pair in zip(settings, pairs, strict=True):
+        loop.check_batch(run_settings, pair)
+    runs = [_Run(*parts) for parts in zip(range(len(models)), models, pairs, settings, strict=True)]
     watch = _Watch(runs, progress)
     criterion = resolve(loss)
     # Only losses of single samples can take the samples of all runs together.
@@ -94,10 +94,12 @@ def train_many(
 
 
 class _Run:
-    """One network on its way."""
+    """A network that is being trained, with its epochs so far."""
 
-    def __init__(self, number: int, model: nn.Module, data: Data, its: TrainingSettings) -> None:
-        self.number, self.model, self.data, self.settings = number, model, data, its
+    def __init__(
+        self, number: int, model: nn.Module, data: Data, settings: TrainingSettings
+    ) -> None:
+        self.number, self.model, self.data, self.settings = number, model, data, settings
         self.epochs: list[Epoch] = []
         self.seconds = 0.0
 
@@ -114,7 +116,7 @@ class _Run:
 
 
 class _Watch:
-    """Tells how far all runs are."""
+    """Calls ``tell`` with the progress of all runs."""
 
     def __init__(self, runs: Sequence[_Run], tell: Callable[[TrainingProgress], None]) -> None:
         self.runs, self.tell, self.began = runs, tell, time.perf_counter()
@@ -139,7 +141,7 @@ def _is_pair(data: Data | Sequence[Data]) -> bool:
 
 
 def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[_Run], Forward | None]]:
-    """Runs that share a stack, as far as the memory for one goes; without a forward: alone."""
+    """Groups of runs with the forward of their stack; None for runs that train alone."""
     groups: dict[object, list[_Run]] = {}
     for run in runs:
         kind = kind_of(run.model) if run.settings.optimizer in _STACKED else None
@@ -169,7 +171,7 @@ def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
 
 
 class _StackedTraining:
-    """Runs that take their steps together."""
+    """The training of runs that take their steps together."""
 
     def __init__(self, runs: list[_Run], forward: Forward, loss: Loss, single: bool) -> None:
         self.runs, self.forward, self.loss, self.single = runs, forward, loss, single
@@ -191,11 +193,11 @@ class _StackedTraining:
         self._settle()
 
     def _settle(self) -> None:
-        """What stays the same until a run leaves."""
+        """Set up what stays the same until a run leaves the stack."""
         settings = [run.settings for run in self.runs]
         self.data = _Shared(self.pairs)
-        self.rate = self._each([its.learning_rate for its in settings])
-        self.momentum = self._each([its.momentum for its in settings])
+        self.rate = self._each([s.learning_rate for s in settings])
+        self.momentum = self._each([s.momentum for s in settings])
         default = _DEFAULT_RADIUS.get(self.method, 0.0)
         self.radius = self._each([default if s.radius is None else s.radius for s in settings])
         self.still = [_squares_left(run.model, self.first, self.seen) for run in self.runs]
@@ -220,8 +222,8 @@ class _StackedTraining:
         epoch = len(self.runs[0].epochs) + 1
         decay = {}
         for penalty in ("squared", "norm"):
-            own = [run.settings for run in self.runs]
-            beta = [its.decay_in(epoch) * (its.penalty == penalty) for its in own]
+            settings = [run.settings for run in self.runs]
+            beta = [s.decay_in(epoch) * (s.penalty == penalty) for s in settings]
             if any(beta):
                 decay[penalty] = self._each(beta)
         n = len(self.runs[0].data[0])
@@ -260,11 +262,11 @@ class _StackedTraining:
         try:
             outputs = self.forward({**self.weights, **masks}, x, True)
             mean = self._losses(outputs, y).mean(1)  # of each run
-            found = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
+            gradients = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
         finally:
             for leaf in leaves.values():
                 leaf.requires_grad_(False)
-        grads = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        grads = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
         for name, g in grads.items():
             w = self.weights[name]
             if w.ndim < 3:  # a bias
@@ -278,13 +280,13 @@ class _StackedTraining:
         return grads
 
     def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Of every sample of every run, (runs, batch)."""
+        """The loss of every sample of every run, (runs, batch)."""
         if self.single:
             return self.loss(outputs.flatten(0, 1), y.flatten(0, 1)).unflatten(0, y.shape[:2])
         return torch.stack([self.loss(z, own) for z, own in zip(outputs, y, strict=True)])
 
     def _climb(self, grads: Weights) -> None:
-        """To the worst point of the ball, as SAM and ASAM see it."""
+        """Move the weights to the worst point of the ball of SAM or ASAM, to first order."""
         metric = {
             name: self.weights[name].abs() + _ETA if self.method == "asam" else 1.0
             for name in grads
@@ -365,7 +367,7 @@ def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Te
 
 
 def _squares_left(model: nn.Module, first: str | None, seen: Tensor) -> float:
-    """Of the weights of inputs that are not seen."""
+    """The sum of squares of the weights of inputs that are not seen."""
     if first is None:
         return 0.0
     W = model.get_parameter(first).detach().double()

@@ -83,17 +83,17 @@ class _About:
 
     def mostly(self, part: str, other: str, figure: str) -> tuple[Row, ...]:
         """The gap changes, mostly by one part of it, and the other part stays."""
-        gap, one, rest = (self.layer.column(name) for name in ("eq11", part, other))
+        gap, larger, rest = (self.layer.column(name) for name in ("eq11", part, other))
         return (
             self.moves("The gap", figure, gap),
-            self.moves(f"The {part} part of the gap", figure, one),
+            self.moves(f"The {part} part of the gap", figure, larger),
             self.stays(f"The {other} part of the gap", figure, rest),
             (
                 self._said(
                     "More of the change", f" is in the {part} part than in the {other} part"
                 ),
                 f"{figure}: mainly in the {part} part",
-                _MOST[self.trend](one, rest, self.key, gap),
+                _MOST[self.trend](larger, rest, self.key, gap),
             ),
         )
 

@@ -311,7 +311,7 @@ _S8 = study_of(
     "figS8",
     "Batch size in a network with four hidden layers",
     lambda v: v.vary(batch_size=v.batches, **DEEP),
-    panels=tuple(panel for at in LAYERS for panel in three_panels("batch_size", {}, at)),
+    panels=tuple(panel for layer in LAYERS for panel in three_panels("batch_size", {}, layer)),
     claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
     reason=SPARSER,
 )
@@ -320,7 +320,7 @@ _S9 = study_of(
     "figS9",
     "Weight decay in a network with four hidden layers",
     lambda v: v.decayed("squared", **DEEP),
-    panels=tuple(panel for at in LAYERS for panel in three_panels("decay", {}, at)),
+    panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
     claims=in_every_layer(by_size, "decay", "falls", "S9"),
     differences=SQUARED,
     reason=GROWS_AGAIN,
