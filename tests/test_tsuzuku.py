@@ -17,9 +17,9 @@ from lowland.studies.tsuzuku import (
     FIGURE4,
     LARGE,
     MLP,
-    PAIRS,
     RESNET,
     STUDIES,
+    TASKS,
     accuracy_gap,
     rescaled,
 )
@@ -48,15 +48,15 @@ def test_names_are_unique():
 def test_figures_share_their_runs_and_every_ratio_occurs_in_every_panel():
     assert list(FIGURE3.grid) == list(FIGURE4.grid)
     assert set(FIGURE1.grid) < set(FIGURE3.grid)
-    for pair in PAIRS:
-        for grid in (pair.full, pair.paper):
+    for task in TASKS:
+        for grid in (task.full, task.paper):
             ratios = sorted({run.label_noise for run in grid})
             assert ratios == pytest.approx(np.linspace(0, 1, 11))
         for grid in (FIGURE3.grid, FIGURE3.quick, LARGE[0].grid):
             chosen = [
-                run for run in grid if all(getattr(run, k) in v for k, v in pair.where.items())
+                run for run in grid if all(getattr(run, k) in v for k, v in task.where.items())
             ]
-            assert set(chosen) in (set(pair.full), set(pair.quick), set(pair.paper))
+            assert set(chosen) in (set(task.full), set(task.quick), set(task.paper))
 
 
 def test_realisations_have_images_and_labels_of_their_own():
@@ -211,14 +211,14 @@ def test_the_gap_is_that_of_accuracies(trained):
 
 
 def planted(tmp_path, spread, n=40):
-    """Runs of every pair whose trace follows the gap up to noise; ``spread`` by pair."""
+    """Runs of every task whose trace follows the gap up to noise; ``spread`` by task."""
     random = np.random.default_rng(3)
     rows = []
-    for pair, noise in zip(PAIRS, spread, strict=True):
+    for task, noise in zip(TASKS, spread, strict=True):
         gap = random.uniform(0, 1, n)
         trace = gap + noise * random.normal(size=n)
         for i in range(n):
-            own = {name: values[0] for name, values in pair.where.items()}
+            own = {name: values[0] for name, values in task.where.items()}
             rows.append({**own, "seed": i, "trace": trace[i], "test_error": gap[i]})
     rows = [{**row, "train_error": 0.0} for row in rows]
     return Runs(tuple(rows), (), tmp_path)
@@ -233,7 +233,7 @@ def planted(tmp_path, spread, n=40):
     ],
 )
 def test_weaker_correlations_are_told(tmp_path, spread, verdict):
-    test = weaker("trace", accuracy_gap, RESNET.where, [pair.where for pair in PAIRS[:3]])
+    test = weaker("trace", accuracy_gap, RESNET.where, [task.where for task in TASKS[:3]])
     found = test(planted(tmp_path, spread))
     assert found.verdict == verdict
     assert found.low <= found.effect <= found.high

@@ -35,7 +35,7 @@ class Runs:
 
     @classmethod
     def of(cls, store: str | Path, grid: Iterable[Configuration]) -> "Runs":
-        """Those runs of a grid that the store has."""
+        """The runs of a grid that are in the store."""
         opened = Store(store)
         stored = {row["key"]: row for row in opened.rows()}
         rows = [stored[name] for name in map(key, grid) if name in stored]
@@ -58,7 +58,7 @@ class Runs:
 
     @property
     def seeds(self) -> list[int]:
-        """The realisations, each once."""
+        """The seeds of the runs, each once, sorted."""
         return sorted({row["seed"] for row in self.rows})
 
     def where(self, **settings: Any) -> "Runs":

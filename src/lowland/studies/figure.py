@@ -41,7 +41,7 @@ _COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 
 
 def draw(study: "Study", runs: Runs, folder: Path) -> list[Path]:
-    """The figure of a study as SVG, PDF and PNG, and the very numbers in it as CSV."""
+    """Write the figure of a study as SVG, PDF and PNG, and the numbers in it as CSV."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:
 
 
 def _tick(axis: "Axis") -> None:
-    """Numbers that do not run into each other on a logarithmic axis of few decades."""
+    """Choose ticks whose numbers do not overlap on a logarithmic axis of few decades."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     if not isinstance(axis.get_major_locator(), LogLocator):

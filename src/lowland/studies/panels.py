@@ -64,11 +64,11 @@ class Against:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the two axes."""
+        """The labels of the x and the y axis."""
         return _words(self.key), self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """One for each column."""
+        """A curve for each column."""
         parts = runs.where(**self.where).by(self.key)
         curves = []
         for label, column in self.columns.items():
@@ -77,7 +77,7 @@ class Against:
         return curves
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
-        """With a mark and a bar at every value."""
+        """Draw a mark and an error bar at every value."""
         if "x" in self.log:
             _ticks_at(ax, curves[0].x)
         for curve, colour, marker in zip(curves, _colours(len(curves)), _marks(), strict=False):
@@ -109,11 +109,11 @@ class Spectrum:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the two axes."""
+        """The labels of the x and the y axis."""
         return "$n$", self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """One for each value of the setting."""
+        """A curve for each value of the setting."""
         curves = []
         chosen = runs.where(**self.where)
         # Computed for all at once: what is drawn may be a ratio to some of them.
@@ -125,7 +125,7 @@ class Spectrum:
         return curves
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
-        """As lines with bands; on a logarithmic axis down to `_DECADES` below the top."""
+        """Draw lines with bands; on a logarithmic axis down to `_DECADES` below the top."""
         for curve, colour in zip(curves, _shades(len(curves)), strict=True):
             ax.plot(curve.x, curve.y, color=colour, label=curve.label)
             bottom = curve.y - curve.sd
@@ -161,11 +161,11 @@ class Scatter:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the two axes."""
+        """The labels of the x and the y axis."""
         return self.xlabel, self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """The points, by the values of the setting."""
+        """The points for each value of the setting."""
         curves = []
         for label, part in _parts(runs.where(**self.where), self.by):
             points = [self._points(alike) for alike in _alike(part)]
@@ -177,7 +177,7 @@ class Scatter:
         return curves
 
     def _points(self, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of runs that differ only in their seeds: one for each, or one for each direction."""
+        """The points of runs that differ only in their seeds: one per run, or one per direction."""
         x, y = _either(runs, self.x), _either(runs, self.y)
         if x.ndim != y.ndim:
             raise InputError("a scatter needs two columns, or two arrays, not one of each")
@@ -192,7 +192,7 @@ class Scatter:
         return x, y, np.full(shared, float(len(runs)))
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
-        """With the straight line that fits them best as they are seen."""
+        """Draw the points, and the straight line that fits them best on these axes."""
         many = sum(len(curve.x) for curve in curves) > _MANY
         small = any((curve.runs > 1).any() for curve in curves)
         colours = _colours if callable(self.by) else _shades  # of kinds, or of ordered values
@@ -242,7 +242,7 @@ Panel = Against | Spectrum | Scatter
 
 
 def _means(label: str, x: np.ndarray, groups: list[np.ndarray]) -> Curve:
-    """Mean and standard deviation of each group, without what is not defined."""
+    """The curve of mean and standard deviation of each group, without what is not finite."""
     groups = [group[np.isfinite(group)] for group in groups]
     return Curve(
         label,
@@ -254,7 +254,7 @@ def _means(label: str, x: np.ndarray, groups: list[np.ndarray]) -> Curve:
 
 
 def _ranks(n: int, log: bool) -> np.ndarray:
-    """The directions to draw, from 0: on a logarithmic axis few are seen apart."""
+    """The directions to draw, counted from 0; on a logarithmic axis only some, as they overlap."""
     if not log or not n:
         return np.arange(n)
     return np.unique(np.geomspace(1, n, _POINTS).round().astype(int)) - 1
@@ -317,7 +317,7 @@ def _legend(ax: "Axes", by: By, curves: list[Curve]) -> None:
 
 
 def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
-    """The values themselves in place of powers of ten."""
+    """Put ticks at the values themselves in place of powers of ten."""
     low, high = values.min(), values.max()
     edge = (high / low) ** 0.05 if high > low else 2
     ax.set_xlim(low / edge, high * edge)

@@ -216,7 +216,7 @@ def _settings(grid: Iterable[Configuration]) -> dict[str, list[Any]]:
 
 
 def _realisations(grid: Iterable[Configuration]) -> tuple[int, ...]:
-    """How many runs differ in their seeds only; several numbers if that depends on the settings."""
+    """How many realisations each setting has; several numbers if settings differ in that."""
     settings = (
         {k: v for k, v in configuration.to_dict().items() if k not in ("seed", "data_seed")}
         for configuration in grid

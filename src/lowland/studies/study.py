@@ -54,5 +54,5 @@ class Study:
 
     @property
     def file(self) -> str:
-        """The name of its files: a colon is not for every file system."""
+        """The name of its files, without the colon, which not every file system takes."""
         return self.name.replace(":", "-")

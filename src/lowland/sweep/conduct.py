@@ -46,7 +46,7 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a sweep."""
+    """The result of a sweep."""
 
     directory: Path
     runs: list[str]  # the keys of all its runs
@@ -111,7 +111,7 @@ def run(
 
 
 def _unconverged(rows: Iterable[dict[str, Any]]) -> int:
-    """Runs that did what they could, and stopped at their limit."""
+    """How many of these runs stopped at their limit of epochs, before their goal."""
     return sum(row["status"] == "done" and row.get("converged") is False for row in rows)
 
 
@@ -127,7 +127,7 @@ def _set_aside_failed(store: Store, name: str) -> bool:
 
 
 def _check(runs: Iterable[Configuration]) -> None:
-    """Build what the runs name, each kind once: mistakes are told before anything is trained."""
+    """Raise if a run names what cannot be built or measured, before anything is trained."""
     from lowland.experiment.subject import Subject
     from lowland.measures import registered
 
@@ -155,7 +155,7 @@ def _check_code(run: dict[str, Any]) -> None:
 
 
 def _pulse(store: Store, name: str) -> Path:
-    """Where a worker tells how far it is with a stack, under the name of the first run of it."""
+    """The file with the progress of a stack, named after its first run."""
     return store.directory / "locks" / f"{name}.json"
 
 
@@ -190,18 +190,18 @@ class _PlannedStack:
             self.locks.pop().release()
 
     def under_way(self) -> bool:
-        """Whether some process is at it; what a killed one told is out of date."""
+        """Whether a living process does it; if not, what its pulse says is out of date."""
         return any(self.store.is_locked(name) for name in self.keys)
 
     def told(self) -> dict[str, Any]:
-        """What the worker last said."""
+        """The last progress that the worker wrote; empty if there is none."""
         try:
             return json.loads(self.pulse.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
     def failed(self, reason: str) -> "list[tuple[dict[str, Any], dict[str, bytes]]]":
-        """What is stored of the wanted runs if nothing came back."""
+        """Documents and files of the wanted runs if all of them failed for this reason."""
         return [(document(self.keys[name], reason), {}) for name in self.wanted]
 
     def alone(self) -> list["_PlannedStack"]:
@@ -211,7 +211,7 @@ class _PlannedStack:
 
 @dataclass
 class _Conductor:
-    """Hands out what is missing, and takes in what is done."""
+    """Hands out stacks to an executor, and stores the runs that come back."""
 
     store: Store
     stacks: list[_PlannedStack]
@@ -227,7 +227,7 @@ class _Conductor:
         self.trained = {row.get("training"): row["key"] for row in rows}
 
     def conduct(self, executor: str, workers: int | None) -> None:
-        """Until nothing is left, here or with another sweep."""
+        """Do all stacks, and wait for those that another sweep does."""
         todo = deque(self.stacks)
         try:
             with opened(executor, workers) as pool:
@@ -325,7 +325,7 @@ class _Conductor:
 
 
 def status(directory: str | Path) -> list[dict[str, Any]]:
-    """How far each sweep on a directory is; nothing is changed, and nothing computed."""
+    """How far each sweep on a directory is, as read from it; nothing in it is changed."""
     store = Store(directory)
     states = {row["key"]: row for row in store.rows()}
     sweeps: list[dict[str, Any]] = []

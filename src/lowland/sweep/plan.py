@@ -31,7 +31,7 @@ def document(
     results: Mapping[str, Any] | None = None,
     seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """What is stored of a run as ``run.json``."""
+    """The document that is stored of a run, as ``run.json``."""
     return {
         "key": key(run),
         "configuration": run.to_dict(),
@@ -44,7 +44,7 @@ def document(
 
 
 def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Configuration]]:
-    """The runs of a sweep in stacks, as they were when it was first started on this store."""
+    """The stacks of a sweep: those of its first start on this store, if it was started before."""
     name = key_of({"runs": [key(run) for run in runs]})
     stacks = planned(store, name)
     if stacks is None or {run for stack in stacks for run in stack} != set(runs):

@@ -71,7 +71,7 @@ class Store:
     # --- runs ------------------------------------------------------------------------------------
 
     def path(self, key: str) -> Path:
-        """Where the run of this key lies, or would lie."""
+        """The directory of a run, whether it is there or not."""
         if not _KEY.fullmatch(key):
             raise InputError(f"expected the key of a run, 16 hexadecimal digits, and not {key!r}")
         return self._runs / key
@@ -109,7 +109,7 @@ class Store:
                     sums.close()
 
     def read(self, key: str) -> dict[str, Any]:
-        """What ``write`` was given as the run, checked against its checksum."""
+        """The document of a run, as ``write`` got it, checked against its checksum."""
         if not os.path.lexists(self.path(key)):
             raise InputError(f"there is no run {key} in {self.directory}")
         try:
@@ -300,7 +300,7 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has it open as well
 
     def _beside(self, key: str) -> tuple[Path, BinaryIO]:
-        """A directory to write a run in, and its list of checksums: locked while we live."""
+        """A new directory to write a run in, and its open list of checksums, which is locked."""
         beside = self._runs / f".{key}-{secrets.token_hex(4)}"
         with self._locked():  # else it could be cleaned away before it has its own lock
             beside.mkdir()
@@ -366,7 +366,7 @@ def _write_parquet(table: "pandas.DataFrame", target: Path) -> None:
 
 @contextlib.contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Say what could not be written, why, and that nothing finished is lost."""
+    """Turn an error of the disk into one line: what could not be written, and why."""
     try:
         yield
     except OSError as error:

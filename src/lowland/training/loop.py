@@ -71,7 +71,7 @@ def run(
 
 
 def check_batch(settings: TrainingSettings, data: Data) -> None:
-    """A batch must not be larger than the data."""
+    """Raise if a batch is larger than the data."""
     if settings.batch_size > len(data[0]):
         raise InputError(
             f"batch_size is {settings.batch_size}, but there are {len(data[0])} training samples; "
@@ -80,13 +80,13 @@ def check_batch(settings: TrainingSettings, data: Data) -> None:
 
 
 def has_classes(loss: Loss, targets: Tensor) -> bool:
-    """Whether the targets are class indices, of which outputs can be wrong; soft labels are not."""
+    """Whether the targets are class indices, so that there is an error rate."""
     return loss.classes and not targets.is_floating_point()
 
 
 @contextlib.contextmanager
 def _threads_that_pay(model: nn.Module) -> Iterator[None]:
-    """One thread for small models: a step of 784-30-30-10 gains nothing from two."""
+    """Let small models train with one thread: a step of 784-30-30-10 gains nothing from two."""
     before = torch.get_num_threads()
     if sum(p.numel() for p in model.parameters()) < 1_000_000:
         torch.set_num_threads(1)

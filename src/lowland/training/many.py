@@ -37,7 +37,7 @@ _CHUNK = 16384
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where a training of many networks is."""
+    """How far a training of many networks is."""
 
     done: int
     total: int
@@ -203,7 +203,7 @@ class _StackedTraining:
         self.still = [_squares_left(run.model, self.first, self.seen) for run in self.runs]
 
     def train(self, watch: _Watch) -> None:
-        """Until every run is over; models get their weights as they leave, or on an interrupt."""
+        """Train until all runs are over; each model gets its weights then, or at an interrupt."""
         try:
             while self.runs:
                 began = time.perf_counter()
@@ -233,7 +233,7 @@ class _StackedTraining:
             self._step(x, y, self.dropouts.draw(rows.shape[1]), decay)
 
     def _each(self, values: Sequence[float]) -> Tensor:
-        """One number for each run, as the weights are."""
+        """A tensor of one number for each run, in the type and on the device of the weights."""
         return torch.tensor(values, dtype=torch.float64).to(self.weights[self.learnt[0]])
 
     def _step(self, x: Tensor, y: Tensor, masks: Weights, decay: Weights) -> None:
@@ -388,7 +388,7 @@ class _Shared:
         )
 
     def slices(self, rows: Tensor) -> Data:
-        """The same rows for all; inputs that all share come once, as (1, batch, ...)."""
+        """Inputs and targets of the same rows for all; inputs that all share as (1, batch, ...)."""
         same = rows.expand(len(self.inputs_of), -1)
         x = self.inputs[0][rows].unsqueeze(0) if len(self.inputs) == 1 else None
         return (
@@ -416,7 +416,7 @@ def _taken(tensors: list[Tensor], of: list[int], rows: Tensor) -> Tensor:
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
-    """One number for each run, against a stacked parameter."""
+    """One number for each run, in a shape that multiplies a stacked parameter."""
     return values.view(-1, *(1 for _ in like.shape[1:]))
 
 

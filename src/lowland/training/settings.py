@@ -96,7 +96,7 @@ class Training:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, if it diverged."""
+        """What went wrong and what to do, or None if the training did not diverge."""
         if not self.diverged:
             return None
         advice = f"use a learning rate below {self.settings.learning_rate:g}"
@@ -107,7 +107,7 @@ class Training:
         return f"training diverged in epoch {len(self.epochs)}; {advice}"
 
     def curves(self) -> dict[str, list[float]]:
-        """Each quantity over the epochs, those that are known."""
+        """Loss, error and norm over the epochs; without the error where targets are no classes."""
         columns = {name: [getattr(e, name) for e in self.epochs] for name in _CURVES}
         return {name: column for name, column in columns.items() if None not in column}
 

@@ -126,7 +126,7 @@ class Dropouts:
         return masks
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with some of the runs."""
+        """Keep only these of the runs."""
         self.rates = {name: rates[rows] for name, rates in self.rates.items()}
         self._generators = {n: [gs[i] for i in rows] for n, gs in self._generators.items()}
         self._drawn = {n: [m[rows] for m in masks] for n, masks in self._drawn.items()}
@@ -175,7 +175,7 @@ def trusted_forward(models: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Fo
 
 
 def activity_bytes(model: nn.Module, inputs: Tensor) -> int:
-    """What the outputs of all modules take for one sample."""
+    """How many bytes the outputs of all modules take for one sample."""
     held = 0
 
     def count(module: nn.Module, args: Any, output: Any) -> None:
@@ -239,7 +239,7 @@ class DenseForward:
         return None
 
     def __call__(self, weights: Weights, inputs: Tensor, training: bool) -> Tensor:
-        """A :data:`Forward`."""
+        """The outputs of all runs: see :data:`Forward`."""
         x = inputs
         for name, module in self.model._modules.items():
             if isinstance(module, nn.Linear):

@@ -72,17 +72,17 @@ class _About:
     layer: LayerColumns
 
     def moves(self, what: str, figure: str, column: Column, where: str = "") -> Row:
-        """It follows the trend."""
+        """The claim that a column follows the trend."""
         test = _TRENDS[self.trend](column, self.key)
         return self._said(f"{what} {self.trend}", where), f"{figure}: {self.trend}", test
 
     def stays(self, what: str, figure: str, column: Column, where: str = "") -> Row:
-        """It does not change."""
+        """The claim that a column does not change."""
         text = self._said(f"{what} does not change", where)
         return text, f"{figure}: no significant change", unchanged(column, self.key)
 
     def mostly(self, part: str, other: str, figure: str) -> tuple[Row, ...]:
-        """The gap changes, mostly by one part of it, and the other part stays."""
+        """The claims that the gap changes by one part of it, and that the other part does not."""
         gap, larger, rest = (self.layer.column(name) for name in ("eq11", part, other))
         return (
             self.moves("The gap", figure, gap),
@@ -183,7 +183,7 @@ def on_flat(key: str, trend: str, figure: str) -> tuple[Claim, ...]:
 def in_every_layer(
     claims: Callable[..., tuple[Claim, ...]], key: str, trend: str, figure: str
 ) -> tuple[Claim, ...]:
-    """The same of each layer, a row of the figure, and what depth does."""
+    """The same claims about each layer, and those about what depth does."""
     every: list[Claim] = []
     for layer, letters in zip(LAYERS, ("ABC", "DEF", "GHI"), strict=True):
         every += claims(key, trend, [f"{figure}{letter}" for letter in letters], layer)
