@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,18 +105,22 @@ def test_runs_of_changed_source_are_done_again(tmp_path, package):
     """As commands of a copy of Lowland that is edited between them."""
     (tmp_path / "grid.toml").write_text(GRID)
 
-    def sweep() -> tuple[int, set[str]]:
-        """How many runs were done now, and in how many trainings all runs of the store were."""
-        arguments = ("grid.toml", "--out", "out", "--executor", "serial", "--json", "--quiet")
+    def printed(*arguments: str) -> Any:
+        """What the command of the copy prints."""
         done = subprocess.run(
-            command("sweep", *arguments),
+            command(*arguments),
             cwd=tmp_path,
             env=environment(PYTHONPATH=str(package.parent)),
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        return json.loads(done.stdout)
+
+    def sweep() -> tuple[int, set[str]]:
+        """How many runs were done now, and the training keys of all runs in the store."""
+        arguments = ("grid.toml", "--out", "out", "--executor", "serial", "--json", "--quiet")
+        told = printed("sweep", *arguments)
         assert told["failed"] == {}
         runs = [json.loads(path.read_text()) for path in tmp_path.glob("out/runs/*/run.json")]
         return told["fresh"], {run["results"]["training"] for run in runs}
@@ -131,6 +136,9 @@ def test_runs_of_changed_source_are_done_again(tmp_path, package):
     edit("analysis.py")  # measured again, and not trained again
     assert sweep() == (2, trainings)
     edit("losses.py")
+    assert printed("sweep", "--status", "out", "--json") == []  # none with this source
     fresh, more = sweep()
     assert (fresh, len(more)) == (2, 4)
     assert more > trainings
+    (status,) = printed("sweep", "--status", "out", "--json")
+    assert (status["runs"], status["done"]) == (2, 2)

@@ -325,7 +325,10 @@ class _Conductor:
 
 
 def status(directory: str | Path) -> list[dict[str, Any]]:
-    """How far each sweep on a directory is, as read from it; nothing in it is changed."""
+    """How far each sweep on a directory is, as read from it; nothing in it is changed.
+
+    Sweeps that were started with other source are left out: their runs have other keys.
+    """
     store = Store(directory)
     states = {row["key"]: row for row in store.rows()}
     sweeps: list[dict[str, Any]] = []
@@ -333,6 +336,8 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
         plan = planned(store, name)
         if plan is None:
             sweeps.append({"sweep": name, "unreadable": True})
+            continue
+        if store.plan(name).get("source") != code_digest():
             continue
         stacks = [_PlannedStack(store, stack) for stack in plan]
         keys = [k for stack in stacks for k in stack.keys]

@@ -52,7 +52,7 @@ def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Config
         # The longest first: then no worker has a long one left when the others are done.
         stacks = sorted(_stacked(runs, trained), key=lambda stack: -sum(map(_effort, stack)))
         plan = [[run.to_dict() for run in stack] for stack in stacks]
-        store.remember(name, {"runs": len(runs), "stacks": plan})
+        store.remember(name, {"source": code_digest(), "runs": len(runs), "stacks": plan})
     return stacks
 
 
