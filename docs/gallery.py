@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lowland.experiment.configuration import SETTINGS
 from lowland.measures import registered
-from lowland.sweep.configuration import SETTINGS
 
 SHARPER = {
     "higher": "a higher value is a sharper, or larger, solution",

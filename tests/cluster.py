@@ -16,7 +16,8 @@ class Cluster:
     def __init__(self, folder: Path, shop: Path | None = None) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.env = os.environ | ({"PYTHONPATH": str(shop)} if shop else {})
+        paths = filter(None, (shop and str(shop), os.environ.get("PYTHONPATH")))
+        self.env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self.log = open(folder / "log", "w")  # noqa: SIM115
         self.processes: list[subprocess.Popen[bytes]] = []
         file = folder / "scheduler.json"

@@ -1,12 +1,12 @@
 """Runs to keep in a store, and processes to keep them."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 
 FILES = {
     "results.json": b'{"format": 1}',
@@ -46,12 +46,6 @@ def names(folder: Path) -> set[str]:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def indexed(store: Store) -> list[str]:
-    """The keys in the index as it lies on the disk."""
-    lines = (store.directory / "index.jsonl").read_text().splitlines()
-    return [json.loads(line)["run"]["key"] for line in lines]
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:

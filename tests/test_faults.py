@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lowland
 from cluster import Cluster, until
 from commandline import Ran, command, environment, run
 from grids import GRID, RUNS
@@ -74,11 +76,10 @@ def cwd(tmp_path) -> Path:
 def assert_finished(directory: Path, undisturbed: dict[str, dict[str, Any]]) -> None:
     """Every run is there once, whole, and the same as if nothing had happened."""
     assert contents(directory) == undisturbed
-    assert len((directory / "index.jsonl").read_text().splitlines()) == len(undisturbed)
     assert [row["key"] for row in Store(directory).rows()] == sorted(undisturbed)
     assert not Store(directory).survey().damaged
     assert sorted(p.name for p in (directory / "runs").iterdir()) == sorted(undisturbed)
-    assert not [p for p in (directory / "claims").iterdir() if p.suffix == ".json"]
+    assert not [p for p in (directory / "locks").iterdir() if p.suffix == ".json"]
 
 
 # Faults
@@ -87,7 +88,7 @@ def assert_finished(directory: Path, undisturbed: dict[str, dict[str, Any]]) -> 
 # not, most of the time, the import of torch.
 PARENT = """
 import os, sys
-import lowland.measures, lowland.sweep.runs
+import lowland.measures, lowland.sweep.perform
 from lowland.cli import main
 
 lowland.measures.registered()
@@ -143,7 +144,7 @@ def test_kill_9_at_any_moment(cwd, undisturbed, forked, commands):
         seen.append(whole(cwd))
     assert len(set(seen)) > 2, f"the kills did not come while runs were being written: {seen}"
     # The last one may have been killed when its runs were whole and it had not yet said goodbye.
-    (cwd / "out/claims" / f"{next(iter(undisturbed))}.json").write_text("{}")
+    (cwd / "out/locks" / f"{next(iter(undisturbed))}.json").write_text("{}")
     again = run("sweep", "grid.toml", "--out", "out", "--executor", "serial", cwd=cwd)
     assert again.code == 0, again.err
     assert_finished(cwd / "out", undisturbed)
@@ -161,6 +162,20 @@ def test_kill_9_of_a_dask_worker(cwd, undisturbed):
         done = ended(process)
     assert done.code == 0, done.err
     assert_finished(cwd / "out", undisturbed)
+
+
+@pytest.mark.slow
+def test_a_worker_with_other_source_is_refused(cwd):
+    shop = cwd / "shop"
+    shutil.copytree(Path(lowland.__file__).parent, shop / "lowland")
+    with open(shop / "lowland" / "losses.py", "a") as source:
+        source.write("\n")
+    with Cluster(cwd / "cluster", shop) as cluster:
+        cluster.add_worker()
+        done = ended(start(cwd, "grid.toml", "--out", "out", "--executor", cluster.address))
+    assert done.code == 2
+    assert "a worker has another Lowland (source " in done.err.splitlines()[-1]
+    assert whole(cwd) == 0
 
 
 def test_two_sweeps_at_once_share_the_work(cwd, undisturbed):
@@ -187,7 +202,7 @@ def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(cwd, undisturbe
     assert last.endswith(f"of {RUNS} runs are whole in out; the same command goes on")
     with pytest.raises(ProcessLookupError):  # nobody of the group is left
         os.killpg(process.pid, 0)
-    assert not list((cwd / "out/claims").iterdir())
+    assert not list((cwd / "out/locks").iterdir())
     assert run("sweep", *args, cwd=cwd).code == 0
     assert_finished(cwd / "out", undisturbed)
 
@@ -251,6 +266,7 @@ def test_a_read_only_directory_is_said_before_anything_is_trained(cwd, small_dis
 # A user's network: it fails when built, when trained, or not at all, as its seed says.
 MINE = """
 import os
+import shutil
 import signal
 
 import torch

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowland.errors import InputError
-from lowland.sweep.configuration import SETTINGS, Configuration
+from lowland.experiment.configuration import SETTINGS, Configuration
 from lowland.sweep.grid import Grid
 
 # The same examples everywhere, and none fails for being slow on a busy machine.
@@ -154,6 +154,7 @@ WORDS = {
     "optimizer": st.sampled_from(["sgd", "sam", "asam", "entropy_sgd", "replicated_sgd"]),
     "penalty": st.sampled_from(["squared", "norm"]),
     "basis": st.sampled_from(["hessian", "ggn", "fisher"]),
+    "rescalings": st.lists(st.sampled_from(["layers", "units", "norms", "split"]), unique=True),
 }
 SOME = {
     bool: st.booleans(),
@@ -169,7 +170,7 @@ POSSIBLE = st.fixed_dictionaries(
         for name, setting in SETTINGS.items()
         if name != "radius"
     },
-)
+).filter(lambda settings: settings.get("measures") or not settings.get("rescalings"))
 
 
 @steady
@@ -204,6 +205,7 @@ def test_what_is_measured_does_not_decide_the_weights():
         "basis",
         "widths",
         "measures",
+        "rescalings",
     }
     assert run.training() != Configuration(seed=6).training()
 
@@ -221,7 +223,7 @@ def test_every_key_says_what_it_takes_and_means():
         assert setting.check(setting.default) == setting.default
         assert setting.expected
         assert setting.meaning
-        assert setting.group in ("data", "network", "training", "analysis")
+        assert setting.group in ("data", "network", "training", "analysis", "sweep")
     assert SETTINGS["momentum"].expected == "a number from 0 to below 1"
     assert SETTINGS["per_class"].expected == 'a whole number from 1 up or "none"'
 
@@ -294,6 +296,12 @@ IMPOSSIBLE = [
     ("dropout", 1.0, "a number from 0 to below 1", "1.0"),
     ("decay", -1e-9, "a number from 0 up", "-1e-09"),
     ("radius", 0.0, 'a number above 0 or "none"', "0.0"),
+    (
+        "rescalings",
+        ["units", "outputs"],
+        "a list of different names of layers, units, norms, split",
+        "['units', 'outputs']",
+    ),
     ("batch_size", 0, "a whole number from 1 up", "0"),
     ("batch_size", 25.0, "a whole number from 1 up", "25.0"),
     ("batch_size", "none", "a whole number from 1 up", "'none'"),
@@ -353,6 +361,10 @@ def test_settings_that_do_not_go_together(read):
         "radius is 0.1, but only sam and asam have one and optimizer is 'sgd'; leave radius out"
     )
     assert Configuration(radius=0.1, optimizer="asam").radius == 0.1
+    assert said(Configuration, rescalings="units") == (
+        "rescalings are named, but no measures to take again; name some in measures"
+    )
+    assert Configuration(rescalings="units", measures="trace").rescalings == ("units",)
     assert "adam has its own; leave momentum out" in said(
         Configuration, optimizer="adam", momentum=0.9
     )

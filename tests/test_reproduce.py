@@ -5,7 +5,7 @@ import json
 from commandline import entries, run
 from lowland.studies import Claim, Study, reproduce
 from lowland.studies.claims import between
-from lowland.studies.drawing import Against
+from lowland.studies.panels import Against
 from lowland.sweep import Grid
 
 

@@ -32,6 +32,7 @@ FLOORS = (
     ("results",),
     ("comparison",),
     ("analysis",),
+    ("experiment",),
     ("sweep",),
     ("studies",),
     ("integrations",),
@@ -161,6 +162,31 @@ def test_every_public_name_is_there():
     assert set(lowland.__all__) <= set(dir(lowland))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = lowland.no_such_name
+
+
+def test_one_network_is_trained_without_the_room_for_many(tmp_path):
+    """By `lowland train`, as a process; and `lowland analyze` has the same source for its own."""
+    options = "--data xor --network 2-4-2 --max-epochs 1 --n-sharp 2 --measures trace --quiet"
+    code = f"""if True:
+        import sys
+        from lowland.cli import main
+        sys.argv = ["lowland", "train", *"{options}".split()]
+        try:
+            main()
+        finally:
+            open("modules", "w").write(" ".join(sys.modules))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "lowland-report" / "results.json").is_file()
+    modules = (tmp_path / "modules").read_text().split()
+    assert "lowland.experiment.recording" in modules
+    assert [name for name in modules if name.startswith("lowland.sweep")] == []
+    analyze = [name for _, name in imports((SOURCE / "cli/verbs.py").read_text(), "lowland.cli")]
+    assert "lowland.experiment.subject.Subject" in analyze
+    assert [name for name in analyze if name.startswith("lowland.sweep")] == []
 
 
 def test_what_shows_and_what_starts_imports_no_torch():

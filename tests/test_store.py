@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import math
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowland import InputError
-from lowland.sweep.store import Store, key_of
-from stores import FILES, NAMES, content, indexed, keys, names, put, run_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
+from stores import FILES, NAMES, content, keys, names, put, run_of
 
 
 @pytest.fixture
@@ -113,7 +113,6 @@ def test_numbers_that_are_not_finite_become_null(store):
     key = put(store, 0, results={"loss": math.nan, "list": [math.inf, 1.0]}, seconds=-math.inf)
     assert store.read(key)["results"] == {"loss": None, "list": [None, 1.0]}
     assert store.rows()[0]["seconds"] is None
-    assert indexed(store) == [key]
 
 
 def test_what_is_no_json_is_refused_before_anything_is_written(store):
@@ -126,7 +125,7 @@ def test_what_is_no_json_is_refused_before_anything_is_written(store):
 
 def test_keys_that_are_none(store):
     for key in ("", "..", "../../etc", "0" * 15, "G" * 16, "0" * 16 + "\n"):
-        for use in (store.path, store.whole, store.read, store.claim, store.set_aside):
+        for use in (store.path, store.whole, store.read, store.lock, store.set_aside):
             with pytest.raises(InputError, match="expected the key of a run, 16 hexadecimal"):
                 use(key)
     for use in (store.read, store.set_aside):
@@ -213,7 +212,6 @@ def test_damage_is_found_and_named_and_the_run_is_done_again(store, kind):
     assert names(store.directory / "damaged") == {f"{key}-1", f"{key}-2"}
     assert store.survey().whole == {key, other}
     assert {row["key"] for row in store.rows()} == {key, other}
-    assert sorted(indexed(store)) == sorted([key, other])
 
 
 def test_what_may_lie_beside_the_files_of_a_run(store):
@@ -288,61 +286,27 @@ def test_a_newer_or_broken_mark_is_refused(store, mark, says):
     assert content(store.directory) == before
 
 
-# --- the index and the table ---------------------------------------------------------------------
+# --- the table -----------------------------------------------------------------------------------
 
 
-INDICES: dict[str, Callable[[bytes], bytes | None]] = {
-    "missing": lambda b: None,
-    "empty": lambda b: b"",
-    "cut in a line": lambda b: b[:-30],
-    "cut by the end of a line": lambda b: b[:-1],
-    "cut by a line": lambda b: b[: b[:-1].rindex(b"\n") + 1],
-    "no text": lambda b: os.urandom(200) + b,
-    "a torn line after all": lambda b: b + b'{"sha',
-    "no JSON": lambda b: b + b"{\n",
-    "other JSON": lambda b: b + b"[1]\n",
-    "deep": lambda b: b + b"[" * 100_000 + b"\n",
-    "a line twice": lambda b: b + b[: b.index(b"\n") + 1],
-    "a number edited": lambda b: b.replace(b'"loss": 0.1', b'"loss": 0.7'),
-    "a key edited": lambda b: b.replace(key_of({"i": 1}).encode(), b"0" * 16),
-}
-
-
-@pytest.mark.parametrize("kind", INDICES)
-def test_the_index_is_rebuilt_when_it_is_wrong(store, kind):
-    for i in range(4):
-        put(store, i)
-    rows, index = store.rows(), store.directory / "index.jsonl"
-    before = index.read_bytes()
-    after = INDICES[kind](before)
-    assert after != before
-    index.unlink() if after is None else index.write_bytes(after)
-    assert store.rows() == rows
-    assert sorted(index.read_bytes().splitlines()) == sorted(before.splitlines())
-
-    index.unlink() if after is None else index.write_bytes(after)
-    assert put(store, 4) in {row["key"] for row in store.rows()}  # appended to what was wrong
-    assert sorted(indexed(store)) == sorted(keys(5))
-
-
-def test_the_index_follows_the_directories(store):
+def test_the_table_follows_the_directories(store):
     for i in range(4):
         put(store, i)
     shutil.rmtree(store.path(keys(4)[2]))
     assert {row["i"] for row in store.rows()} == {0, 1, 3}
-    assert store.reindex() == 3
     (store.path(keys(4)[1]) / "run.json").write_text("{")
-    assert store.reindex() == 2
+    assert {row["i"] for row in store.rows()} == {0, 3}
     assert {row["i"] for row in Store(store.directory, create=True).rows()} == {0, 3}
 
 
-def test_a_good_index_is_not_written_again(store):
-    for i in range(3):
+def test_a_number_edited_in_a_run_is_not_shown(store):
+    for i in range(2):
         put(store, i)
-    before = (store.directory / "index.jsonl").stat()
-    Store(store.directory, create=True).rows()
-    after = (store.directory / "index.jsonl").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    file = store.path(keys(2)[1]) / "run.json"
+    before = file.read_text()
+    file.write_text(before.replace('"loss": 0.1', '"loss": 0.7'))
+    assert file.read_text() != before
+    assert [row["key"] for row in store.rows()] == keys(1)
 
 
 def test_rows_are_flat_and_have_the_same_columns(store):

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from lowland import InputError
-from lowland.sweep.store import Store, key_of
-from stores import FILES, NAMES, finish, indexed, keys, kill, names, put, run_of, start
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
+from stores import FILES, NAMES, finish, keys, kill, names, put, run_of, start
 
 
 @pytest.fixture
@@ -31,7 +32,8 @@ def store(tmp_path: Path) -> Store:
 
 WRITER = """
 import sys
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 store = Store(sys.argv[1], create=True)
 print("going", flush=True)
 for i in range(int(sys.argv[2])):
@@ -58,7 +60,6 @@ def test_a_writer_killed_at_any_moment_leaves_whole_runs_only(tmp_path):
         assert (found.whole, found.damaged) == (visible, {})
         store = Store(place, create=True)
         assert names(place / "runs") == visible
-        assert sorted(indexed(store)) == sorted(visible)
         assert {row["key"] for row in store.rows()} == visible
     assert leftovers > 0  # or no kill came while a run was written, and nothing was shown
 
@@ -67,14 +68,15 @@ def test_a_writer_killed_at_any_moment_leaves_whole_runs_only(tmp_path):
     lines = finish(start(WRITER, place, count)).splitlines()
     assert sorted(lines[1:]) == sorted(f"{key} True" for key in missing)
     assert store.survey().whole == set(keys(count))
-    assert sorted(indexed(store)) == sorted(keys(count))
+    assert {row["key"] for row in store.rows()} == set(keys(count))
 
 
 # Works on a copy of a store and gets a signal at the n-th step, for n = 0, 1, ... until the work
 # has fewer steps. A step is a name that is opened, made, renamed, locked or removed.
 STEPS = """
 import itertools, os, shutil, signal, sys, traceback
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 template, place, what, number = *sys.argv[1:4], signal.Signals[sys.argv[4]]
 key, watched, left = key_of({"i": 1}), False, 0
 def step(event, arguments):
@@ -87,10 +89,8 @@ def step(event, arguments):
 def work(store):
     if what == "write":
         store.write(key, {"configuration": {"i": 1}, "status": "new"}, {"a": b"a", "b": b"b"})
-    elif what == "set_aside":
-        store.set_aside(key)
     else:
-        store.reindex()
+        store.set_aside(key)
 sys.addaudithook(step)
 for n in itertools.count():
     copy = shutil.copytree(template, f"{place}/{n}")
@@ -122,10 +122,9 @@ def check_two_runs_can_be_had(store: Store, visible: set[str]) -> None:
         put(store, 1)
     assert store.survey().whole == set(keys(2))
     assert {row["key"] for row in store.rows()} == set(keys(2))
-    assert sorted(indexed(store)) == sorted(keys(2))
 
 
-@pytest.mark.parametrize("what", ["write", "write over damage", "set_aside", "reindex"])
+@pytest.mark.parametrize("what", ["write", "write over damage", "set_aside"])
 def test_a_process_killed_at_each_step(tmp_path, store, what):
     """Not at random: at every single step of the work, one after the other."""
     first, key = keys(2)
@@ -149,7 +148,7 @@ def test_a_process_killed_at_each_step(tmp_path, store, what):
             assert found.damaged.keys() | {n[:16] for n in names(copy / "damaged")} == {key}
         else:
             assert found.damaged == {}
-        assert found.whole >= (set(keys(2)) if what == "reindex" else {first})
+        assert first in found.whole
         check_two_runs_can_be_had(left, found.whole | found.damaged.keys())
 
 
@@ -186,7 +185,8 @@ def test_a_process_stopped_at_each_step_while_another_opens_the_store(tmp_path, 
 
 FORKED = """
 import os, sys
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 store = Store(sys.argv[1])
 with store._locked():
     child = os.fork()
@@ -215,7 +215,8 @@ def test_a_child_forked_while_the_store_was_locked_does_not_keep_it_locked(store
 SLOW = """
 import os, sys
 from lowland.sweep import store as module
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 real = os.fsync
 def waits(descriptor):  # the first file of the run is written, the others are not
     os.fsync = real
@@ -265,7 +266,8 @@ def test_an_interrupt_leaves_nothing(store, monkeypatch):
 
 WORKER = """
 import os, random, sys
-from lowland.sweep.store import Store, key_of
+from lowland.sweep.keys import key_of
+from lowland.sweep.store import Store
 place, log, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 sys.stdin.readline()  # all at once
 store = Store(place, create=True)
@@ -273,9 +275,9 @@ left = [key_of({"i": i}) for i in range(60)]
 random.Random(seed).shuffle(left)
 while left:
     for key in list(left):
-        if (claim := store.claim(key)) is None:
+        if (lock := store.lock(key)) is None:
             continue
-        with claim:
+        with lock:
             if not store.whole(key):
                 with open(log, "a") as file:
                     file.write(f"{key} {seed}\\n")
@@ -306,13 +308,12 @@ def test_processes_at_once_do_each_run_once_and_lose_none(tmp_path):
     assert Counter(key for key, _ in done) == Counter(keys(60))
     store = Store(place)
     assert store.survey().whole == set(keys(60))
-    assert sorted(indexed(store)) == sorted(keys(60))
     assert {row["key"]: str(row["seed"]) for row in store.rows()} == dict(done)
-    assert names(place / "claims") == set()
+    assert names(place / "locks") == set()
     assert names(place / "runs") == set(keys(60))
 
 
-def test_writers_of_one_run_without_claims(store):
+def test_writers_of_one_run_without_locks(store):
     """The rename decides: one wins, the others are told so."""
     wrote: list[bool] = []
 
@@ -326,20 +327,20 @@ def test_writers_of_one_run_without_claims(store):
         thread.join()
     assert sorted(wrote) == [False] * 7 + [True]
     assert store.survey().whole == set(keys(1))
-    assert indexed(store) == keys(1)
+    assert [row["key"] for row in store.rows()] == keys(1)
     assert names(store.directory / "runs") == set(keys(1))
 
 
 HOLDER = """
 import sys
 from lowland.sweep.store import Store
-claim = Store(sys.argv[1]).claim(sys.argv[2])
-print("held" if claim else "taken", flush=True)
+lock = Store(sys.argv[1]).lock(sys.argv[2])
+print("held" if lock else "taken", flush=True)
 sys.stdin.readline()
 """
 
 
-def test_a_claim_is_exclusive_and_ends_with_its_process(store):
+def test_a_lock_is_exclusive_and_ends_with_its_process(store):
     key = key_of({})
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(store.directory), key],
@@ -349,39 +350,39 @@ def test_a_claim_is_exclusive_and_ends_with_its_process(store):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    assert store.claim(key) is None
-    assert store.claim(key_of({"i": 0})) is not None
+    assert store.lock(key) is None
+    assert store.lock(key_of({"i": 0})) is not None
     kill(process)
-    assert names(store.directory / "claims") >= {key}  # left by the killed process, and harmless
-    claim = store.claim(key)
-    assert claim is not None
-    assert store.claim(key) is None
-    assert Store(store.directory).claim(key) is None
+    assert names(store.directory / "locks") >= {key}  # left by the killed process, and harmless
+    lock = store.lock(key)
+    assert lock is not None
+    assert store.lock(key) is None
+    assert Store(store.directory).lock(key) is None
     assert finish(start(HOLDER, store.directory, key)) == "taken\n"
-    claim.release()
-    claim.release()
-    assert key not in names(store.directory / "claims")
-    with store.claim(key):
-        assert store.claim(key) is None
-    assert store.claim(key) is not None
+    lock.release()
+    lock.release()
+    assert key not in names(store.directory / "locks")
+    with store.lock(key):
+        assert store.lock(key) is None
+    assert store.lock(key) is not None
 
 
-def test_a_claim_is_free_again_although_a_forked_child_lives(store):
-    claim = store.claim(key_of({}))
-    assert claim is not None
+def test_a_lock_is_free_again_although_a_forked_child_lives(store):
+    lock = store.lock(key_of({}))
+    assert lock is not None
     child = subprocess.Popen(
         [sys.executable, "-c", "input()"],
         stdin=subprocess.PIPE,
-        pass_fds=[claim._descriptor],  # as a fork would
+        pass_fds=[lock._descriptor],  # as a fork would
     )
     try:
-        claim.release()
-        assert store.claim(key_of({})) is not None
+        lock.release()
+        assert store.lock(key_of({})) is not None
     finally:
         child.communicate(b"\n")
 
 
-def test_many_threads_claim_one_key_by_turns(store):
+def test_many_threads_lock_one_key_by_turns(store):
     """The holder removes the file that the others have just opened."""
     inside, worst, turns = [0], [0], [0]
 
@@ -389,8 +390,8 @@ def test_many_threads_claim_one_key_by_turns(store):
         mine = Store(store.directory)
         done = 0
         while done < 50:
-            if (claim := mine.claim(keys(1)[0])) is not None:
-                with claim:
+            if (lock := mine.lock(keys(1)[0])) is not None:
+                with lock:
                     inside[0] += 1
                     worst[0] = max(worst[0], inside[0])
                     turns[0] += 1
@@ -498,7 +499,6 @@ def test_a_read_only_disk_can_be_read_and_is_refused_for_writing(tmp_path):
         key, damaged = put(store, 0), put(store, 1)
         rows = store.rows()
         (store.path(damaged) / "epochs.csv").write_text("")
-        (store.directory / "index.jsonl").unlink()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         again = Store(disk / "store")
         assert again.rows() == rows
@@ -507,9 +507,8 @@ def test_a_read_only_disk_can_be_read_and_is_refused_for_writing(tmp_path):
             lambda: Store(disk / "store", create=True),
             lambda: Store(disk / "new", create=True),
             lambda: put(again, 2),
-            lambda: again.claim(key_of({"i": 2})),
+            lambda: again.lock(key_of({"i": 2})),
             lambda: again.set_aside(damaged),
-            again.reindex,
             again.export,
             lambda: again.remember("plan", {}),
         ]
@@ -532,15 +531,6 @@ def test_any_other_error_of_the_disk_is_said_on_one_line(store, monkeypatch):
             with pytest.raises(InputError, match=f"cannot write the run .*{os.strerror(number)}; "):
                 put(store, 0)
         assert names(store.directory / "runs") == set()
-
-
-def test_an_index_that_cannot_be_written_costs_no_run(store):
-    (store.directory / "index.jsonl").unlink()
-    (store.directory / "index.jsonl").mkdir()
-    key = put(store, 0)
-    assert [row["key"] for row in store.rows()] == [key]
-    with pytest.raises(InputError, match="Is a directory"):
-        store.reindex()
 
 
 def test_it_needs_no_torch_and_no_numpy_until_a_table_is_asked_for(store):

@@ -18,8 +18,9 @@ from lowland.studies.claims import (
     between,
     not_monotone,
 )
-from lowland.studies.drawing import Against, Scatter, Spectrum, draw
 from lowland.studies.evidence import Runs
+from lowland.studies.figure import draw
+from lowland.studies.panels import Against, Scatter, Spectrum
 from lowland.studies.reproduce import (
     Judged,
     Outcome,
@@ -31,7 +32,8 @@ from lowland.studies.reproduce import (
 )
 from lowland.studies.study import Claim, Finding, Study
 from lowland.sweep import Configuration, Grid, Store
-from lowland.sweep.plan import document, key
+from lowland.sweep.keys import key
+from lowland.sweep.plan import document
 
 # --- the runs of a store -------------------------------------------------------------------------
 

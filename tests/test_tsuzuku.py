@@ -10,22 +10,23 @@ import torch
 import lowland as ll
 from lowland.studies.claims import weaker
 from lowland.studies.evidence import Runs
-from lowland.studies.networks import wide_resnet, wrn_10_1, wrn_10_2, wrn_16_4
+from lowland.studies.residual import wide_resnet, wrn_10_1, wrn_10_2, wrn_16_4
 from lowland.studies.tsuzuku import (
     FIGURE1,
     FIGURE3,
     FIGURE4,
     LARGE,
     MLP,
-    PAIRS,
     RESNET,
     STUDIES,
+    TASKS,
     accuracy_gap,
     rescaled,
 )
 from lowland.sweep import Grid, run
 
 EVERY = (*STUDIES, *LARGE)
+MEASURES = ("trace", "normalized_sharpness", "matrix_normalized_sharpness", "fisher_rao")
 
 
 @pytest.mark.parametrize("study", EVERY, ids=lambda study: study.name)
@@ -47,15 +48,15 @@ def test_names_are_unique():
 def test_figures_share_their_runs_and_every_ratio_occurs_in_every_panel():
     assert list(FIGURE3.grid) == list(FIGURE4.grid)
     assert set(FIGURE1.grid) < set(FIGURE3.grid)
-    for pair in PAIRS:
-        for grid in (pair.full, pair.paper):
+    for task in TASKS:
+        for grid in (task.full, task.paper):
             ratios = sorted({run.label_noise for run in grid})
             assert ratios == pytest.approx(np.linspace(0, 1, 11))
         for grid in (FIGURE3.grid, FIGURE3.quick, LARGE[0].grid):
             chosen = [
-                run for run in grid if all(getattr(run, k) in v for k, v in pair.where.items())
+                run for run in grid if all(getattr(run, k) in v for k, v in task.where.items())
             ]
-            assert set(chosen) in (set(pair.full), set(pair.quick), set(pair.paper))
+            assert set(chosen) in (set(task.full), set(task.quick), set(task.paper))
 
 
 def test_realisations_have_images_and_labels_of_their_own():
@@ -148,7 +149,8 @@ def trained(tmp_path_factory):
         "optimizer": "adam",
         "learning_rate": 0.01,
         "stop_loss": 0.1,
-        "measures": ("trace", "normalized_sharpness"),
+        "measures": MEASURES,
+        "rescalings": ("units", "layers", "split"),
     }
     grid = Grid(**tiny, label_noise=[0.0, 1.0], seed=range(2))
     run(grid, out, executor="serial")
@@ -157,13 +159,35 @@ def trained(tmp_path_factory):
     return runs
 
 
-def numbers(runs, measure, by=None, factor=10.0):
-    return rescaled(measure, by, factor)(runs)
+def numbers(runs, *column):
+    return runs.column(rescaled(*column))
 
 
-def test_what_is_measured_again_is_what_the_run_says(trained):
-    for name in ("trace", "normalized_sharpness"):
+def test_what_is_measured_in_double_precision_is_what_was_measured_in_single(trained):
+    for name in MEASURES:
         assert numbers(trained, name) == pytest.approx(trained.column(name), rel=1e-3)
+
+
+def test_drawing_and_judging_compute_nothing(trained):
+    """All that the study of rescalings shows was recorded with its runs: no torch is needed."""
+    code = """if True:
+        import sys
+        from lowland.studies.evidence import Runs
+        from lowland.studies.tsuzuku import RESCALING
+        from lowland.sweep import Store
+
+        store = Store(sys.argv[1])
+        rows = [dict(row, network="784-128-128-128-10") for row in store.rows()]
+        runs = Runs(tuple(rows), (), store.directory / "runs")
+        for panel in RESCALING.panels:
+            assert len(panel.curves(runs)) == 3
+        print(sum(claim.test(runs).verdict == "holds" for claim in RESCALING.claims))
+        assert "torch" not in sys.modules
+    """
+    command = [sys.executable, "-c", code, str(trained.folder.parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) >= 5
 
 
 def test_eq_15_and_16_change_the_trace_alone(trained):
@@ -173,12 +197,12 @@ def test_eq_15_and_16_change_the_trace_alone(trained):
 
 
 def test_halves_have_half_the_fisher_rao_norm_and_the_same_sharpness(trained):
-    assert numbers(trained, "fisher_rao", "split", 2.0) == pytest.approx(
+    assert numbers(trained, "fisher_rao", "split") == pytest.approx(
         numbers(trained, "fisher_rao") / 2, rel=1e-9
     )
     for name in ("normalized_sharpness", "matrix_normalized_sharpness"):
         before = numbers(trained, name)
-        assert numbers(trained, name, "split", 2.0) == pytest.approx(before, rel=1e-6)
+        assert numbers(trained, name, "split") == pytest.approx(before, rel=1e-6)
 
 
 def test_the_gap_is_that_of_accuracies(trained):
@@ -187,14 +211,14 @@ def test_the_gap_is_that_of_accuracies(trained):
 
 
 def planted(tmp_path, spread, n=40):
-    """Runs of every pair whose trace follows the gap up to noise; ``spread`` by pair."""
+    """Runs of every task whose trace follows the gap up to noise; ``spread`` by task."""
     random = np.random.default_rng(3)
     rows = []
-    for pair, noise in zip(PAIRS, spread, strict=True):
+    for task, noise in zip(TASKS, spread, strict=True):
         gap = random.uniform(0, 1, n)
         trace = gap + noise * random.normal(size=n)
         for i in range(n):
-            own = {name: values[0] for name, values in pair.where.items()}
+            own = {name: values[0] for name, values in task.where.items()}
             rows.append({**own, "seed": i, "trace": trace[i], "test_error": gap[i]})
     rows = [{**row, "train_error": 0.0} for row in rows]
     return Runs(tuple(rows), (), tmp_path)
@@ -209,7 +233,7 @@ def planted(tmp_path, spread, n=40):
     ],
 )
 def test_weaker_correlations_are_told(tmp_path, spread, verdict):
-    test = weaker("trace", accuracy_gap, RESNET.where, [pair.where for pair in PAIRS[:3]])
+    test = weaker("trace", accuracy_gap, RESNET.where, [task.where for task in TASKS[:3]])
     found = test(planted(tmp_path, spread))
     assert found.verdict == verdict
     assert found.low <= found.effect <= found.high

@@ -9,10 +9,10 @@ from cyclopts import Group, Parameter
 from lowland.cli.app import Json, Quiet, app, home, typed
 from lowland.cli.terminal import Results, fate_of, progress
 from lowland.errors import InputError
-from lowland.sweep.configuration import SETTINGS, Configuration
+from lowland.experiment import SETTINGS, Configuration
 
 if TYPE_CHECKING:
-    from lowland.sweep import Progress
+    from lowland.sweep import SweepProgress
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
         Output directory: weights, curves over the epochs, results and report. An earlier result
         in it is replaced.
     """
-    run = Configuration.of(settings)
+    configuration = Configuration.of(settings)
     from lowland.atomic import check_writable
     from lowland.findings import to_json
     from lowland.results import FILES, REPORT
@@ -40,45 +40,41 @@ def train(
     with Results() as results, fate_of(out, "the result"):
         with progress(quiet) as say:
             say("loading torch")
-            from lowland.analysis import analyze
-            from lowland.sweep.runs import origin, subject, title
+            from lowland.experiment.recording import analysed
+            from lowland.experiment.subject import Subject
             from lowland.training import train_many
 
-            its = subject(run)
-            (trained,) = train_many(
-                [its.model],
-                its.train,
-                [its.settings],
+            subject = Subject.of(configuration)
+            (training,) = train_many(
+                [subject.model],
+                subject.train,
+                [subject.settings],
                 lambda now: say(
                     f"training: epoch {now.epoch}, loss {now.losses[0]:.2e} (until "
-                    f"{run.stop_loss:.0e}), about {_time(now.seconds_left)} left"
+                    f"{configuration.stop_loss:.0e}), about {_time(now.seconds_left)} left"
                 ),
-                loss=its.loss,
+                loss=subject.loss,
             )
-            if trained.failure is not None:
-                raise InputError(trained.failure)
-            found = analyze(
-                its.problem(),
-                run.layers[0] if run.layers else None,
-                out=out,
-                title=title(run),
-                origin=origin(its, trained, typed()),
-                basis=run.basis,  # type: ignore[arg-type]
-                n_sharp=run.n_sharp,
-                measures=run.measures or None,
-                widths=run.widths or None,
-                progress=say,
+            if training.failure is not None:
+                raise InputError(training.failure)
+            analysis = analysed(
+                configuration, subject, training, command=typed(), out=out, progress=say
             )
         if as_json:
-            results.json({**to_json(found.results)[0], "answer": found.answer, "out": str(out)})
+            results.json(
+                {**to_json(analysis.results)[0], "answer": analysis.answer, "out": str(out)}
+            )
         else:
             from lowland.cli.summary import draw_results
 
-            results.text(lambda c: draw_results(c, found, out / REPORT))
+            results.text(lambda c: draw_results(c, analysis, out / REPORT))
 
 
 def _with_settings() -> inspect.Signature:
-    """The options of ``train`` are the keys of a grid, described in one place."""
+    """The signature of ``train``, whose options are the keys of a configuration.
+
+    Those of the group "sweep" are left out: one network has no row in a table of runs.
+    """
     names = ("data", "network", "training", "analysis")
     groups = {name: Group(name.capitalize(), sort_key=i) for i, name in enumerate(names)}
     plain = inspect.signature(train)
@@ -98,6 +94,7 @@ def _with_settings() -> inspect.Signature:
             ],
         )
         for setting in SETTINGS.values()
+        if setting.group in groups
     ]
     return plain.replace(parameters=[*options, *own])
 
@@ -155,7 +152,7 @@ def sweep(
             say(f"{len(runs)} runs over {', '.join(runs.varied) or 'nothing'}; loading torch")
             from lowland.sweep import run
 
-            def tell(now: "Progress") -> None:
+            def tell(now: "SweepProgress") -> None:
                 nonlocal done
                 done = now.done
                 say(told(now))
@@ -187,7 +184,7 @@ def sweep(
             results.text(lambda console: draw_sweep(console, summary, runs.varied))
 
 
-def told(now: "Progress") -> str:
+def told(now: "SweepProgress") -> str:
     """The progress of a sweep in a line."""
     loss = f", loss {now.loss:.2e}" if now.loss is not None else ""
     left = f", about {_time(now.seconds_left)} left" if now.seconds_left is not None else ""
@@ -205,10 +202,10 @@ def _tell_status(directory: Path, as_json: bool) -> None:
     from lowland.sweep import status
 
     with Results() as results:
-        found = status(directory)
+        sweeps = status(directory)
         if as_json:
-            results.json(found)
+            results.json(sweeps)
         else:
             from lowland.cli.summary import draw_status
 
-            results.text(lambda console: draw_status(console, directory, found))
+            results.text(lambda console: draw_status(console, directory, sweeps))

@@ -66,9 +66,9 @@ def reproduce(
             )
             say(f"{named}: loading torch")
             try:
-                for found in work:
-                    done.append(found)
-                    say(f"{found.name}: drawn and judged, {len(done)} of {len(chosen)}")
+                for outcome in work:
+                    done.append(outcome)
+                    say(f"{outcome.name}: drawn and judged, {len(done)} of {len(chosen)}")
                 if folder is not None:
                     written = _write_pages(out, folder)
             except KeyboardInterrupt:
@@ -78,7 +78,10 @@ def reproduce(
                 ) from None
         if as_json:
             results.json(
-                {"studies": [one.to_dict() for one in done], "pages": [str(p) for p in written]}
+                {
+                    "studies": [outcome.to_dict() for outcome in done],
+                    "pages": [str(p) for p in written],
+                }
             )
         else:
             from lowland.cli.summary import draw_outcomes
@@ -120,14 +123,14 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
     from lowland.atomic import write_file
     from lowland.studies import PAPERS, outcomes, page
 
-    found = outcomes(store)
-    if not found:
+    reproduced = outcomes(store)
+    if not reproduced:
         raise InputError(f"{store} holds no study that was reproduced; name one to begin with")
     written = []
-    for paper in dict.fromkeys(one.paper for one in found):
-        own = [one for one in found if one.paper == paper]
-        for one in own:
-            for figure in (store / one.folder).glob(f"{one.file}.*"):
+    for paper in dict.fromkeys(outcome.paper for outcome in reproduced):
+        own = [outcome for outcome in reproduced if outcome.paper == paper]
+        for outcome in own:
+            for figure in (store / outcome.folder).glob(f"{outcome.file}.*"):
                 shutil.copyfile(figure, folder / figure.name)
         written.append(folder / f"{paper}.md")
         write_file(written[-1], page(own, PAPERS.get(paper, paper)))

@@ -278,27 +278,23 @@ def _embedded_default(
     seed: int, data_dir: Path | None, say: Say
 ) -> tuple["Problem", str, "Origin"]:
     say("reading mnist5k")
-    from lowland.data import load
-    from lowland.findings import Origin
-    from lowland.problem import Problem
-    from lowland.training import TrainingSettings, mlp, train
+    from lowland.experiment import Configuration
+    from lowland.experiment.recording import origin, title
+    from lowland.experiment.subject import Subject
+    from lowland.training import train
 
     # The same data for every seed, so that solutions can be compared.
-    data = load("mnist5k", data_dir=data_dir)
-    network, initial = mlp(seed=seed), mlp(seed=seed)
-    settings = TrainingSettings(seed=seed)
-    trained = train(
-        network,
-        data.train,
-        settings,
+    configuration = Configuration(seed=seed)
+    subject = Subject.of(configuration, data_dir)
+    training = train(
+        subject.model,
+        subject.train,
+        subject.settings,
         lambda epoch, loss: say(
-            f"training: epoch {epoch}, loss {loss:.2e} (until {settings.stop_loss:.0e})"
+            f"training: epoch {epoch}, loss {loss:.2e} (until {configuration.stop_loss:.0e})"
         ),
     )
-    origin = Origin(typed(), data.description, seed=seed, training=trained.record())
-    facts = {"learning_rate": settings.learning_rate, "batch_size": settings.batch_size}
-    problem = Problem(network, train=data.train, test=data.test, initial=initial, training=facts)
-    return problem, "784-30-30-10 ReLU network on mnist5k", origin
+    return subject.problem(), title(configuration), origin(subject, training, typed())
 
 
 def _users_own(

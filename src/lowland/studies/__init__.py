@@ -56,12 +56,12 @@ def find(*names: str) -> list[Study]:
 def _find(name: str) -> list[Study]:
     from lowland.studies.tsuzuku import LARGE
 
-    known = _all()
-    if name in known:
-        return [known[name]]
-    several = [s for s in known.values() if name in ("all", s.paper) and s not in LARGE]
+    studies = _all()
+    if name in studies:
+        return [studies[name]]
+    several = [s for s in studies.values() if name in ("all", s.paper) and s not in LARGE]
     if not several:
-        names = [*known, *PAPERS, "all"]
+        names = [*studies, *PAPERS, "all"]
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
         raise InputError(f"there is no study {name!r}; {hint}")

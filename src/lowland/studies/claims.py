@@ -85,7 +85,7 @@ def _most(column: Column, other: Column, key: str, of: Column, sign: int) -> Tes
 
 
 def _slopes(y: np.ndarray, values: Sequence[float]) -> np.ndarray:
-    """How much the straight line of each seed, a row of y, rises over the whole range."""
+    """For each seed, a row of y, how much its fitted straight line rises over the whole range."""
     x = np.log(values) if min(values) > 0 else np.asarray(values)
     x = (x - x.mean()) / (x.max() - x.min())
     return (y @ x) / (x @ x)
@@ -153,7 +153,7 @@ def larger_part(column: Column, of: Column, share: float = 0.5) -> Test:
 
 
 def smaller_part(column: Column, of: Column, share: float) -> Test:
-    """The column is, in size, less than a share of another."""
+    """The absolute value of the column is less than a share of another."""
     return _share(column, of, _side(share, -1), f"holds below {share:g}", np.abs)
 
 
@@ -325,7 +325,7 @@ def _each_seed(
     note: str,
     of: Callable[[np.ndarray], float] = np.mean,
 ) -> Finding:
-    """Judge a number of each run by the mean of each seed, or what else is taken of its runs."""
+    """Judge one number per seed: by default the mean over its runs."""
     seeds, finite = runs.column("seed"), np.isfinite(numbers)
     own = [numbers[finite & (seeds == seed)] for seed in runs.seeds]
     if missing := int((~finite).sum()):
@@ -345,14 +345,14 @@ def _together(runs: Runs, *columns: Column) -> list[np.ndarray]:
 
 
 def _judged(seeds: np.ndarray, unit: str, judge: "Judge", note: str = "") -> Finding:
-    """The mean of a number of each seed, with Student's interval."""
+    """The finding about the mean of a number of each seed, with Student's interval."""
     if len(seeds) < 2:
         return _nothing(unit, _and(_TOO_FEW.format(len(seeds)), note))
     return _finding(*_interval(seeds, LEVEL), unit, judge, _and(note, f"{len(seeds)} seeds"))
 
 
 def _interval(seeds: np.ndarray, level: float) -> tuple[float, float, float]:
-    """Mean, lower and upper end."""
+    """The mean of a number of each seed, and both ends of Student's interval."""
     reach = _student(len(seeds) - 1, level) * seeds.std(ddof=1) / math.sqrt(len(seeds))
     return seeds.mean(), seeds.mean() - reach, seeds.mean() + reach
 
@@ -367,7 +367,7 @@ Judge = Callable[[float, float], Verdict]  # of the ends of an interval
 
 
 def _side(bound: float, sign: int) -> Judge:
-    """Holds above the bound, or below it if the sign is negative."""
+    """A judge that says "holds" above the bound, or below it if the sign is negative."""
 
     def judge(low: float, high: float) -> Verdict:
         if sign < 0:
@@ -378,6 +378,8 @@ def _side(bound: float, sign: int) -> Judge:
 
 
 def _inside(bottom: float, top: float) -> Judge:
+    """A judge that says "holds" for an interval between the two numbers."""
+
     def judge(low: float, high: float) -> Verdict:
         if bottom <= low and high <= top:
             return "holds"
@@ -409,7 +411,7 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _too_few(numbers: list[np.ndarray]) -> str:
-    """What lacks for a correlation of all runs, and of those without any one seed; or nothing."""
+    """Why there are too few runs for a correlation and its jackknife; empty if there are enough."""
     if len(numbers) < 2:
         return _TOO_FEW.format(len(numbers))
     fewest = sum(part.shape[1] for part in numbers) - max(part.shape[1] for part in numbers)

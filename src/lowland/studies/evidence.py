@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lowland.errors import InputError
+from lowland.experiment.configuration import SETTINGS, Configuration
 from lowland.results import ARRAYS
-from lowland.sweep.configuration import SETTINGS, Configuration
-from lowland.sweep.plan import key
+from lowland.sweep.keys import key
 from lowland.sweep.store import Store
 
 # A column of the table by its name, or a function that gives one number for each run.
@@ -35,10 +35,10 @@ class Runs:
 
     @classmethod
     def of(cls, store: str | Path, grid: Iterable[Configuration]) -> "Runs":
-        """Those runs of a grid that the store has."""
+        """The runs of a grid that are in the store."""
         opened = Store(store)
-        found = {row["key"]: row for row in opened.rows()}
-        rows = [found[name] for name in map(key, grid) if name in found]
+        stored = {row["key"]: row for row in opened.rows()}
+        rows = [stored[name] for name in map(key, grid) if name in stored]
         good = [row["status"] == "done" and row["converged"] is not False for row in rows]
         return cls(
             rows=tuple(row for row, ok in zip(rows, good, strict=True) if ok),
@@ -58,7 +58,7 @@ class Runs:
 
     @property
     def seeds(self) -> list[int]:
-        """The realisations, each once."""
+        """The seeds of the runs, each once, sorted."""
         return sorted({row["seed"] for row in self.rows})
 
     def where(self, **settings: Any) -> "Runs":
@@ -102,8 +102,8 @@ class Runs:
             return np.asarray(of(self), dtype=float)
         arrays = [_array(self.folder / row["key"] / ARRAYS, of) for row in self.rows]
         filled = np.full((len(arrays), max(map(len, arrays))), np.nan)
-        for i, one in enumerate(arrays):
-            filled[i, : len(one)] = one
+        for i, array in enumerate(arrays):
+            filled[i, : len(array)] = array
         return filled
 
     @property
@@ -119,10 +119,10 @@ class Runs:
         return Runs(tuple(filter(fits, self.rows)), tuple(filter(fits, self.left_out)), self.folder)
 
     def _check(self, name: str) -> None:
-        known = [*self.rows, *self.left_out]
-        if known and name not in known[0]:
-            near = difflib.get_close_matches(name, known[0], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known[0])}"
+        every = [*self.rows, *self.left_out]
+        if every and name not in every[0]:
+            near = difflib.get_close_matches(name, every[0], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(every[0])}"
             raise InputError(f"the runs have no column {name!r}; {hint}")
 
 

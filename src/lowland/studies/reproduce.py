@@ -13,11 +13,11 @@ from typing import Any
 from lowland import __version__
 from lowland.atomic import check_writable, replaced_directory
 from lowland.errors import InputError
-from lowland.studies.drawing import KINDS, draw
+from lowland.experiment import SETTINGS, Configuration
 from lowland.studies.evidence import Runs
+from lowland.studies.figure import KINDS, draw
 from lowland.studies.study import Finding, Study, Verdict
-from lowland.sweep import Configuration, Grid, Progress, run
-from lowland.sweep.configuration import SETTINGS
+from lowland.sweep import Grid, SweepProgress, run
 
 OUTCOME = "outcome.json"
 
@@ -36,7 +36,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that is told of a study that was run; its figure lies beside it."""
+    """The verdicts on a study and the facts about its runs; its figure lies beside it."""
 
     name: str
     title: str
@@ -63,20 +63,20 @@ class Outcome:
 
     @property
     def folder(self) -> Path:
-        """Where it lies within its store."""
+        """Its folder within its store."""
         return _folder(self.file, self.quick)
 
     @property
     def heading(self) -> str:
         """The title with the number of the figure, where the name tells one."""
-        found = re.fullmatch(r".*:fig(\w+)(?:-(\w+))?", self.name)
-        if found is None:
+        number = re.fullmatch(r".*:fig(\w+)(?:-(\w+))?", self.name)
+        if number is None:
             return self.title
-        return f"Fig. {found[1]}{f' ({found[2]})' if found[2] else ''}: {self.title}"
+        return f"Fig. {number[1]}{f' ({number[2]})' if number[2] else ''}: {self.title}"
 
     @property
     def command(self) -> str:
-        """What makes it again."""
+        """The command that makes it again."""
         return f"lowland reproduce {self.name}{' --quick' if self.quick else ''}"
 
     def count(self) -> dict[Verdict, int]:
@@ -90,7 +90,7 @@ class Outcome:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "Outcome":
-        """What ``to_dict`` gave."""
+        """The outcome that ``to_dict`` gave this dictionary for."""
         claims = []
         for judged in saved["claims"]:
             numbers: dict[str, Any] = {
@@ -109,7 +109,7 @@ def reproduce(
     quick: bool = False,
     executor: str = "processes",
     workers: int | None = None,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Outcome:
     """Do what is missing of a study's runs in the store ``out``, draw its figure, judge its claims.
 
@@ -128,7 +128,7 @@ def reproduce_all(
     quick: bool = False,
     executor: str = "processes",
     workers: int | None = None,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Iterator[Outcome]:
     """Several studies: their runs are one sweep, in which no worker waits for the last of a study.
 
@@ -138,7 +138,7 @@ def reproduce_all(
     for study in studies:
         check_writable(out / _folder(study.file, quick), _files(study))
     grids = [study.quick if quick else study.grid for study in studies]
-    every = [one for grid in grids for one in grid]
+    every = [configuration for grid in grids for configuration in grid]
     if every:
         run(every, out, executor=executor, workers=workers, progress=progress)
     for study, grid in zip(studies, grids, strict=True):
@@ -146,7 +146,7 @@ def reproduce_all(
 
 
 def _folder(file: str, quick: bool) -> Path:
-    """Within the store: the quick version of a study does not replace the full one."""
+    """The folder of a study in its store; the quick version has one of its own."""
     return Path("studies", f"{file}-quick" if quick else file)
 
 
@@ -178,15 +178,15 @@ def _concluded(study: Study, grid: Grid, out: Path, quick: bool) -> Outcome:
 
 
 def outcomes(out: str | Path) -> list[Outcome]:
-    """What was reproduced in a store, by name: in full, or quick if that is all there is."""
-    found = [_read(path) for path in Path(out).glob(f"studies/*/{OUTCOME}")]
-    found.sort(key=lambda one: not one.quick)  # so that the full ones take the others' places
-    best = {one.name: one for one in found}
-    return sorted(best.values(), key=lambda one: _numbered(one.name))
+    """The outcome of each study in a store: the full one, or the quick one if there is no other."""
+    saved = [_read(path) for path in Path(out).glob(f"studies/*/{OUTCOME}")]
+    saved.sort(key=lambda outcome: not outcome.quick)  # the full ones take the others' places
+    best = {outcome.name: outcome for outcome in saved}
+    return sorted(best.values(), key=lambda outcome: _numbered(outcome.name))
 
 
 def _numbered(name: str) -> list[tuple[int, str]]:
-    """As a person sorts: figS2 before figS11."""
+    """A key that sorts figS2 before figS11, as a person does."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -204,21 +204,22 @@ def _read(path: Path) -> Outcome:
 
 
 def _settings(grid: Iterable[Configuration]) -> dict[str, list[Any]]:
-    runs = [one.to_dict() for one in grid]
-    found = {}
+    runs = [configuration.to_dict() for configuration in grid]
+    varied = {}
     for name, setting in SETTINGS.items():
         values: list[Any] = []
-        values += (one[name] for one in runs if one[name] not in values)
+        values += (run[name] for run in runs if run[name] not in values)
         default = list(setting.default) if setting.kind is tuple else setting.default
         if values != [default] or name in _ALWAYS_SAID:
-            found[name] = _in_order(values)
-    return found
+            varied[name] = _in_order(values)
+    return varied
 
 
 def _realisations(grid: Iterable[Configuration]) -> tuple[int, ...]:
-    """How many runs differ in their seeds only; several numbers if that depends on the settings."""
+    """How many realisations each setting has; several numbers if settings differ in that."""
     settings = (
-        {k: v for k, v in one.to_dict().items() if k not in ("seed", "data_seed")} for one in grid
+        {k: v for k, v in configuration.to_dict().items() if k not in ("seed", "data_seed")}
+        for configuration in grid
     )
     return tuple(sorted(set(Counter(map(repr, settings)).values())))
 
@@ -228,17 +229,17 @@ def _in_order(values: list[Any]) -> list[Any]:
 
 
 def _left_out(runs: Runs) -> tuple[str, ...]:
-    """The runs that nothing is concluded from, those of the same settings in one line."""
+    """A line for the runs of each setting from which nothing is concluded, and why."""
     varied = runs.with_left_out().varied
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in runs.left_out:
         fate = "failed" if row["status"] == "failed" else "did not converge"
-        at = ", ".join(f"{name} {row[name]}" for name in varied) or "the settings above"
-        groups.setdefault((fate, at), []).append(row)
+        settings = ", ".join(f"{name} {row[name]}" for name in varied) or "the settings above"
+        groups.setdefault((fate, settings), []).append(row)
     return tuple(
-        f"{len(rows)} {fate} at {at} (seeds {', '.join(str(row['seed']) for row in rows)}): "
+        f"{len(rows)} {fate} at {settings} (seeds {', '.join(str(row['seed']) for row in rows)}): "
         f"{rows[0]['reason']}"
-        for (fate, at), rows in groups.items()
+        for (fate, settings), rows in groups.items()
     )
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from lowland.sweep.grid import Grid
 
 if TYPE_CHECKING:
-    from lowland.studies.drawing import Panel
     from lowland.studies.evidence import Runs
+    from lowland.studies.panels import Panel
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 
@@ -54,5 +54,5 @@ class Study:
 
     @property
     def file(self) -> str:
-        """The name of its files: a colon is not for every file system."""
+        """The name of its files, without the colon, which not every file system takes."""
         return self.name.replace(":", "-")

@@ -4,19 +4,17 @@ Fig. 1, 3 and 4 show the same trained networks, so they share their runs.
 """
 
 import functools
-import json
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lowland.studies.claims import Test, between, correlated, on, rises, stronger, weaker
-from lowland.studies.drawing import Against, Panel, Scatter
 from lowland.studies.evidence import Column, Runs
+from lowland.studies.panels import Against, Panel, Scatter
 from lowland.studies.study import Claim, Study
 from lowland.sweep.grid import Grid
 
@@ -32,11 +30,11 @@ _ADAM: dict[str, Any] = {
     "measures": (TRACE, SHARPNESS),
 }
 _FEW: dict[str, Any] = {"batch_size": 32, "max_epochs": 500}  # of some hundred or thousand images
-_NETWORKS = "lowland.studies.networks"
+_NETWORKS = "lowland.studies.residual"
 
 
 def _realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
-    """Every realisation has images and random labels of its own, as in the paper."""
+    """A grid of realisations, each with images and random labels of its own, as in the paper."""
     grids = [
         Grid(**{**_ADAM, "label_noise": list(noises), "seed": i, "data_seed": i, **keys})
         for i in range(count)
@@ -44,11 +42,11 @@ def _realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
     return functools.reduce(operator.add, grids)
 
 
-# --- the four pairs of a network and data --------------------------------------------------------
+# --- the four networks with their data -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Pair:
+class Task:
     """A network and its data: a panel of Fig. 3 and one of Fig. 4."""
 
     words: str
@@ -59,15 +57,15 @@ class Pair:
     paper: Grid  # for a GPU
 
 
-def _pair(
+def _task(
     words: str,
     place: str,
     sizes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
     seeds: tuple[int, int],
     **keys: Any,
-) -> Pair:
+) -> Task:
     full, quick, paper = ({**keys, **own} for own in sizes)
-    return Pair(
+    return Task(
         words,
         place,
         {name: sorted({own[name] for own in (full, quick, paper)}) for name in ("network", "data")},
@@ -77,7 +75,7 @@ def _pair(
     )
 
 
-MLP = _pair(
+MLP = _task(
     "MLP on MNIST",
     "top left",
     (
@@ -89,7 +87,7 @@ MLP = _pair(
     network="784-128-128-128-10",
     bias=True,
 )
-LENET = _pair(
+LENET = _task(
     "LeNet on MNIST",
     "top right",
     (
@@ -101,7 +99,7 @@ LENET = _pair(
     network="lenet",
     bias=True,
 )
-LENET_CIFAR = _pair(
+LENET_CIFAR = _task(
     "LeNet on CIFAR-10",
     "bottom left",
     ({"per_class": 200, "test_per_class": 200}, {"per_class": 10, "test_per_class": 50}, {}),
@@ -110,7 +108,7 @@ LENET_CIFAR = _pair(
     network="lenet",
     bias=True,
 )
-RESNET = _pair(
+RESNET = _task(
     "Wide ResNet on CIFAR-10",
     "bottom right",
     (
@@ -122,18 +120,18 @@ RESNET = _pair(
     data="cifar10",
     network=f"{_NETWORKS}:wrn_10_1",
 )
-PAIRS = (MLP, LENET, LENET_CIFAR, RESNET)
+TASKS = (MLP, LENET, LENET_CIFAR, RESNET)
 
 
 def _all(size: str) -> Grid:
-    return functools.reduce(operator.add, (getattr(pair, size) for pair in PAIRS))
+    return functools.reduce(operator.add, (getattr(task, size) for task in TASKS))
 
 
 # --- what is looked at ---------------------------------------------------------------------------
 
 
 def train_accuracy(runs: Runs) -> np.ndarray:
-    """On the labels it was trained with."""
+    """The training accuracy, on the labels that were trained with."""
     return 1 - runs.column("train_error")
 
 
@@ -145,94 +143,69 @@ def accuracy_gap(runs: Runs) -> np.ndarray:
 # --- trained networks, rescaled ------------------------------------------------------------------
 
 
-def rescaled(measure: str, by: str | None = None, factor: float = 10.0) -> Numbers:
-    """A measure of the stored networks, after a rescaling that leaves their function as it is."""
+def rescaled(measure: str, by: str = "as_trained") -> str:
+    """The column with a measure of the network as trained, or after a rescaling.
+
+    Both were recorded with the run, in double precision: see ``rescalings`` of a configuration.
+    """
+    return f"rescaled.{by}.{measure}"
+
+
+def ratio(measure: str, by: str) -> Numbers:
+    """A measure after a rescaling over what it was before."""
 
     def column(runs: Runs) -> np.ndarray:
-        folders = (runs.folder / row["key"] for row in runs.rows)
-        return np.array([_measured(folder, measure, by, factor) for folder in folders])
-
-    column.__name__ = f"{measure} {f'rescaled by {by}' if by else 'as trained'}"
-    return column
-
-
-def ratio(measure: str, by: str, factor: float = 10.0) -> Numbers:
-    """That measure over what it was before."""
-
-    def column(runs: Runs) -> np.ndarray:
-        return rescaled(measure, by, factor)(runs) / rescaled(measure)(runs)
+        return runs.column(rescaled(measure, by)) / runs.column(rescaled(measure))
 
     column.__name__ = f"{measure} rescaled by {by} over that as trained"
     return column
 
 
-@functools.lru_cache(maxsize=4096)
-def _measured(folder: Path, measure: str, by: str | None, factor: float) -> float:
-    """In double precision, so that what is equal is equal."""
-    from lowland.checkpoint import load_weights
-    from lowland.measures import measure as measure_all
-    from lowland.rescaling import rescale
-    from lowland.results import WEIGHTS
-    from lowland.sweep.configuration import Configuration
-    from lowland.sweep.record import RUN
-    from lowland.sweep.runs import subject
-
-    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-    its = subject(Configuration.of(run["configuration"]))
-    load_weights(its.model, folder / WEIGHTS)
-    its.model.double()
-    problem = its.problem()
-    if by is not None:
-        problem = rescale(problem, by, factor)  # type: ignore[arg-type]
-    found = measure_all(problem, [measure])[measure]
-    return float("nan") if found.value is None else found.value
-
-
 # --- figures -------------------------------------------------------------------------------------
 
 
-def _scatter(pair: Pair, column: str, label: str) -> Panel:
+def _scatter(task: Task, column: str, label: str) -> Panel:
     axes = column, accuracy_gap, label, "accuracy gap"
-    return Scatter(*axes, where=pair.where, title=pair.words)
+    return Scatter(*axes, where=task.where, title=task.words)
 
 
-def _fitted(pair: Pair) -> Claim:
+def _fitted(task: Task) -> Claim:
     return Claim(
-        f"{pair.words}: the training accuracy is near 1.",
+        f"{task.words}: the training accuracy is near 1.",
         "Sec. 6.1: near 1 even with random labels",
-        on(pair.where, on(Runs.with_left_out, between(train_accuracy, 0.99, math.inf))),
+        on(task.where, on(Runs.with_left_out, between(train_accuracy, 0.99, math.inf))),
     )
 
 
-def _distinguished(pair: Pair) -> tuple[Claim, ...]:
-    r = ", r = 0.911 (Fig. 1)" if pair is RESNET else ""
+def _distinguished(task: Task) -> tuple[Claim, ...]:
+    r = ", r = 0.911 (Fig. 1)" if task is RESNET else ""
     return (
         Claim(
-            f"{pair.words}: normalized sharpness is highly correlated with the accuracy gap.",
-            f"Fig. 3, {pair.place}: it is{r}",
-            on(pair.where, correlated(SHARPNESS, accuracy_gap)),
+            f"{task.words}: normalized sharpness is highly correlated with the accuracy gap.",
+            f"Fig. 3, {task.place}: it is{r}",
+            on(task.where, correlated(SHARPNESS, accuracy_gap)),
         ),
         Claim(
-            f"{pair.words}: normalized sharpness rises with the ratio of random labels.",
+            f"{task.words}: normalized sharpness rises with the ratio of random labels.",
             "Sec. 6.1: larger to fit random labels",
-            on(pair.where, rises(SHARPNESS, "label_noise")),
+            on(task.where, rises(SHARPNESS, "label_noise")),
         ),
     )
 
 
-def _without_normalization(pair: Pair) -> tuple[Claim, ...]:
-    r = ", r = 0.708 (Fig. 1)" if pair is RESNET else ""
+def _without_normalization(task: Task) -> tuple[Claim, ...]:
+    r = ", r = 0.708 (Fig. 1)" if task is RESNET else ""
     return (
         Claim(
-            f"{pair.words}: the trace of the Hessian is correlated with the accuracy gap.",
-            f"Fig. 4, {pair.place}: to some extent{r}",
-            on(pair.where, correlated(TRACE, accuracy_gap, at_least=0.0)),
+            f"{task.words}: the trace of the Hessian is correlated with the accuracy gap.",
+            f"Fig. 4, {task.place}: to some extent{r}",
+            on(task.where, correlated(TRACE, accuracy_gap, at_least=0.0)),
         ),
         Claim(
-            f"{pair.words}: normalized sharpness is correlated with the gap more closely than the "
+            f"{task.words}: normalized sharpness is correlated with the gap more closely than the "
             "trace is.",
-            f"Fig. 3 and 4, {pair.place}: the signal of the trace is weaker",
-            on(pair.where, stronger(SHARPNESS, TRACE, accuracy_gap)),
+            f"Fig. 3 and 4, {task.place}: the signal of the trace is weaker",
+            on(task.where, stronger(SHARPNESS, TRACE, accuracy_gap)),
         ),
     )
 
@@ -240,12 +213,12 @@ def _without_normalization(pair: Pair) -> tuple[Claim, ...]:
 _DEGRADES = Claim(
     "In the network with normalisation layers the trace goes less with the gap than in the others.",
     "Fig. 4 and Sec. 6.2: there it lost its ability to distinguish models",
-    weaker(TRACE, accuracy_gap, RESNET.where, [pair.where for pair in PAIRS[:3]]),
+    weaker(TRACE, accuracy_gap, RESNET.where, [task.where for task in TASKS[:3]]),
 )
-_FIG3 = tuple(claim for pair in PAIRS for claim in (_fitted(pair), *_distinguished(pair)))
-_FIG4 = (*(claim for pair in PAIRS for claim in _without_normalization(pair)), _DEGRADES)
-_PANELS3 = tuple(_scatter(pair, SHARPNESS, "normalized sharpness") for pair in PAIRS)
-_PANELS4 = tuple(_scatter(pair, TRACE, "trace of the Hessian") for pair in PAIRS)
+_FIG3 = tuple(claim for task in TASKS for claim in (_fitted(task), *_distinguished(task)))
+_FIG4 = (*(claim for task in TASKS for claim in _without_normalization(task)), _DEGRADES)
+_PANELS3 = tuple(_scatter(task, SHARPNESS, "normalized sharpness") for task in TASKS)
+_PANELS4 = tuple(_scatter(task, TRACE, "trace of the Hessian") for task in TASKS)
 
 _SAME = (
     "Training stops when the training loss is below 0.01 (0.05 in the quick version), so that all "
@@ -306,17 +279,20 @@ _MATRIX, _RAO = "matrix_normalized_sharpness", "fisher_rao"
 
 def _rescalable(seeds: int, noises: Sequence[float], per_class: int) -> Grid:
     """MLPs without biases, which a split leaves whole, and some networks with BatchNorm."""
-    plain = _realisations(seeds, noises, **_FEW, **_PLAIN, per_class=per_class)
-    normed = {**_NORMED, "data": "cifar10", "per_class": per_class // 10, "test_per_class": 10}
-    return plain + _realisations(seeds - 2, [0.0], **{**_FEW, **normed, "batch_size": 20})
+    measures = {"measures": (TRACE, SHARPNESS, _MATRIX, _RAO)}
+    rescalings = {"rescalings": ("units", "layers", "split")}
+    plain = {**_FEW, **_PLAIN, **measures, **rescalings, "per_class": per_class}
+    few = {"per_class": per_class // 10, "test_per_class": 10, "batch_size": 20}
+    normed = {**_FEW, **_NORMED, "data": "cifar10", **few, "rescalings": "norms"}
+    return _realisations(seeds, noises, **plain) + _realisations(seeds - 2, [0.0], **normed)
 
 
-def _same(measure: str, by: str, factor: float = 10.0) -> Test:
-    return on(_PLAIN, between(ratio(measure, by, factor), 0.99, 1.01))
+def _same(measure: str, by: str) -> Test:
+    return on(_PLAIN, between(ratio(measure, by), 0.99, 1.01))
 
 
 def _changes(measure: str, where: dict[str, Any], by: str, sign: int = 1) -> Test:
-    """By powers of ten: factors of 2 and of 100 are alike in having one side."""
+    """A rescaling makes the measure larger (sign 1) or smaller (-1): its logarithm changes so."""
 
     def column(runs: Runs) -> np.ndarray:
         return sign * np.log10(ratio(measure, by)(runs))
@@ -330,7 +306,7 @@ def _before_and_after(measure: str, label: str) -> Panel:
     columns: dict[str, Column] = {
         "as trained": rescaled(measure),
         "units rescaled (Eq. 15, 16)": rescaled(measure, "units"),
-        "layers in halves (Eq. 26-30)": rescaled(measure, "split", 2.0),
+        "layers in halves (Eq. 26-30)": rescaled(measure, "split"),
     }
     return Against("label_noise", columns, label, log="y", where=_PLAIN)
 
@@ -370,17 +346,17 @@ RESCALING = Study(
         Claim(
             "Layers in two equal halves have half the Fisher-Rao norm.",
             "Eq. 26-30: a factor of 2",
-            on(_PLAIN, between(ratio(_RAO, "split", 2.0), 0.49, 0.51)),
+            on(_PLAIN, between(ratio(_RAO, "split"), 0.49, 0.51)),
         ),
         Claim(
             "Layers in two equal halves have the same normalized sharpness.",
             "Eq. 26-30: kept the same",
-            _same(SHARPNESS, "split", 2.0),
+            _same(SHARPNESS, "split"),
         ),
         Claim(
             "Layers in two equal halves have the same matrix-normalized sharpness.",
             "Sec. 7.3: invariant as well",
-            _same(_MATRIX, "split", 2.0),
+            _same(_MATRIX, "split"),
         ),
         Claim(
             "Rescaling weights before BatchNorm leaves normalized sharpness as it is.",

@@ -5,9 +5,9 @@
 Grid(20 runs over learning_rate, seed)
 """
 
-from lowland.sweep.conduct import Progress, Summary, run, status
-from lowland.sweep.configuration import Configuration
+from lowland.experiment import Configuration
+from lowland.sweep.conduct import Summary, SweepProgress, run, status
 from lowland.sweep.grid import Grid
 from lowland.sweep.store import Store
 
-__all__ = ["Configuration", "Grid", "Progress", "Store", "Summary", "run", "status"]
+__all__ = ["Configuration", "Grid", "Store", "Summary", "SweepProgress", "run", "status"]

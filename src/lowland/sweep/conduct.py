@@ -1,4 +1,4 @@
-"""A sweep from start to end: what is missing is claimed, done somewhere, and stored here.
+"""A sweep from start to end: what is missing is locked, done somewhere, and stored here.
 
 Workers compute and this process stores, so that a worker needs no disk of ours, and a worker that
 dies leaves nothing behind.
@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowland.errors import InputError
-from lowland.sweep.claim import Claim
-from lowland.sweep.configuration import Configuration
+from lowland.experiment.configuration import Configuration
 from lowland.sweep.executors import Serial, WorkerDied, opened
-from lowland.sweep.plan import document, key, planned, stacks_of, training_key
+from lowland.sweep.keys import code_digest, key, training_key
+from lowland.sweep.lock import RunLock
+from lowland.sweep.plan import document, planned, stacks_of
 from lowland.sweep.store import Store
 from lowland.usercode import described
 
 if TYPE_CHECKING:
-    from lowland.sweep.runs import Kept
+    from lowland.sweep.perform import FinishedRun
 
 # Seconds between two looks at what workers tell, and at what another sweep may have let go.
 _LOOK = 1.0
@@ -33,8 +34,8 @@ _WEIGHTS = ("weights.safetensors", "epochs.csv")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a sweep is."""
+class SweepProgress:
+    """How far a sweep is."""
 
     done: int
     total: int
@@ -45,7 +46,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a sweep."""
+    """The result of a sweep."""
 
     directory: Path
     runs: list[str]  # the keys of all its runs
@@ -64,7 +65,7 @@ def run(
     executor: str = "processes",
     workers: int | None = None,
     retry: bool = False,
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Summary:
     """Do every run of a grid that is not yet in the directory ``out``.
 
@@ -78,7 +79,7 @@ def run(
         progress: called now and then.
     """
     began = time.perf_counter()
-    runs = {key(one): one for one in grid}
+    runs = {key(configuration): configuration for configuration in grid}
     if not runs:
         raise InputError("the grid has no runs")
     store = Store(out, create=True)
@@ -89,7 +90,7 @@ def run(
     missing = set(runs.keys() - survey.whole) | again
     if missing:
         _check([runs[name] for name in runs if name in missing])
-    stacks = [_Stack(store, runs_of) for runs_of in stacks_of(store, runs.values())]
+    stacks = [_PlannedStack(store, stack) for stack in stacks_of(store, runs.values())]
     todo = [stack for stack in stacks if missing & stack.keys.keys()]
     conductor = _Conductor(store, todo, len(runs), missing, progress)
     if todo:
@@ -110,105 +111,115 @@ def run(
 
 
 def _unconverged(rows: Iterable[dict[str, Any]]) -> int:
-    """Runs that did what they could, and stopped at their limit."""
+    """How many of these runs stopped at their limit of epochs, before their goal."""
     return sum(row["status"] == "done" and row.get("converged") is False for row in rows)
 
 
 def _set_aside_failed(store: Store, name: str) -> bool:
-    """Make room for another attempt, unless another sweep is at it or has made it."""
-    claim = store.claim(name)
-    if claim is None:
+    """Make room for another attempt; False if another sweep has made one that succeeded."""
+    lock = store.lock(name)
+    if lock is None:
         return True
-    with claim:
+    with lock:
         if store.whole(name) and store.read(name)["status"] == "failed":
             store.set_aside(name)
         return not store.whole(name)
 
 
 def _check(runs: Iterable[Configuration]) -> None:
-    """Build what the runs name, each kind once: mistakes are told before anything is trained."""
+    """Raise if a run names what cannot be built or measured, before anything is trained."""
+    from lowland.experiment.subject import Subject
     from lowland.measures import registered
-    from lowland.sweep.runs import subject
 
     names = ("data", "per_class", "test_per_class", "network", "batch_size", "loss")
-    kinds = {tuple(getattr(one, name) for name in names): one for one in runs}
-    known = registered()
-    for one in kinds.values():
-        subject(one)
-    for one in runs:
-        for name in one.measures:
-            if name not in known:
+    kinds = {tuple(getattr(run, name) for name in names): run for run in runs}
+    for run in kinds.values():
+        Subject.of(run)
+    measures = registered()
+    for run in runs:
+        for name in run.measures:
+            if name not in measures:
                 raise InputError(
                     f"there is no measure {name!r}; `lowland measures` lists those there are"
                 )
 
 
+def _check_code(run: dict[str, Any]) -> None:
+    """Raise if the worker that did a run has other source code than we have."""
+    theirs = run["code"]["source"]
+    if theirs != code_digest():
+        raise InputError(
+            f"a worker has another Lowland (source {theirs}) than this process (source "
+            f"{code_digest()}), so its numbers are not ours; install the same one for the workers"
+        )
+
+
 def _pulse(store: Store, name: str) -> Path:
-    """Where a worker tells how far it is with a stack, under the name of the first run of it."""
-    return store.directory / "claims" / f"{name}.json"
+    """The file with the progress of a stack, named after its first run."""
+    return store.directory / "locks" / f"{name}.json"
 
 
-class _Stack:
-    """Runs that are done together, and where they stand."""
+class _PlannedStack:
+    """Runs of a plan that are done together, and which of them this sweep is to do."""
 
     def __init__(self, store: Store, runs: list[Configuration]) -> None:
         self.store = store
-        self.keys = {key(one): one for one in runs}
-        self.claims: list[Claim] = []
+        self.keys = {key(run): run for run in runs}
+        self.locks: list[RunLock] = []
         self.wanted: list[str] = []
         self.pulse = _pulse(store, next(iter(self.keys)))
 
     def missing(self) -> list[str]:
         return [name for name in self.keys if not self.store.whole(name)]
 
-    def claim(self) -> bool:
-        """Take all that is missing, or nothing if another sweep has a part of it."""
+    def lock(self) -> bool:
+        """Lock all that is missing, or nothing if another sweep has a part of it."""
         for name in self.missing():
-            claim = self.store.claim(name)
-            if claim is None:
+            lock = self.store.lock(name)
+            if lock is None:
                 self.release()
                 return False
-            self.claims.append(claim)
+            self.locks.append(lock)
         self.wanted = self.missing()  # what became whole meanwhile is not done again
         return True
 
     def release(self) -> None:
         with contextlib.suppress(OSError):
             self.pulse.unlink()
-        while self.claims:
-            self.claims.pop().release()
+        while self.locks:
+            self.locks.pop().release()
 
     def under_way(self) -> bool:
-        """Whether some process is at it; what a killed one told is out of date."""
-        return any(self.store.is_claimed(name) for name in self.keys)
+        """Whether a living process does it; if not, what its pulse says is out of date."""
+        return any(self.store.is_locked(name) for name in self.keys)
 
     def told(self) -> dict[str, Any]:
-        """What the worker last said."""
+        """The last progress that the worker wrote; empty if there is none."""
         try:
             return json.loads(self.pulse.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
     def failed(self, reason: str) -> "list[tuple[dict[str, Any], dict[str, bytes]]]":
-        """What is stored of the wanted runs if nothing came back."""
+        """Documents and files of the wanted runs if all of them failed for this reason."""
         return [(document(self.keys[name], reason), {}) for name in self.wanted]
 
-    def alone(self) -> list["_Stack"]:
+    def alone(self) -> list["_PlannedStack"]:
         """The wanted runs, each as a stack of its own."""
-        return [_Stack(self.store, [self.keys[name]]) for name in self.wanted]
+        return [_PlannedStack(self.store, [self.keys[name]]) for name in self.wanted]
 
 
 @dataclass
 class _Conductor:
-    """Hands out what is missing, and takes in what is done."""
+    """Hands out stacks to an executor, and stores the runs that come back."""
 
     store: Store
-    stacks: list[_Stack]
+    stacks: list[_PlannedStack]
     total: int
     left: set[str]  # the keys of runs that are not in the store yet
-    tell: Callable[[Progress], None]
+    tell: Callable[[SweepProgress], None]
     fresh: int = 0
-    running: "dict[Future[list[Kept]], _Stack]" = field(default_factory=dict)
+    running: "dict[Future[list[FinishedRun]], _PlannedStack]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.began, self.missing = time.perf_counter(), len(self.left)
@@ -216,7 +227,7 @@ class _Conductor:
         self.trained = {row.get("training"): row["key"] for row in rows}
 
     def conduct(self, executor: str, workers: int | None) -> None:
-        """Until nothing is left, here or with another sweep."""
+        """Do all stacks, and wait for those that another sweep does."""
         todo = deque(self.stacks)
         try:
             with opened(executor, workers) as pool:
@@ -231,15 +242,15 @@ class _Conductor:
             for stack in self.running.values():
                 stack.release()
 
-    def _hand_out(self, pool: Executor, todo: deque[_Stack]) -> None:
-        from lowland.sweep.runs import Pulse, perform
+    def _hand_out(self, pool: Executor, todo: deque[_PlannedStack]) -> None:
+        from lowland.sweep.perform import Pulse, perform
 
         serial = isinstance(pool, Serial)  # works in this very thread, with all its cores
         for _ in range(len(todo)):
             if len(self.running) >= (1 if serial else pool.at_once):  # type: ignore[attr-defined]
                 return
             stack = todo.popleft()
-            if not stack.claim():
+            if not stack.lock():
                 todo.append(stack)
                 continue
             self.left -= stack.keys.keys() - set(stack.wanted)
@@ -251,9 +262,9 @@ class _Conductor:
             try:
                 future = pool.submit(
                     perform,
-                    [one.to_dict() for one in stack.keys.values()],
+                    [run.to_dict() for run in stack.keys.values()],
                     [names.index(name) for name in stack.wanted],
-                    self._known(stack),
+                    self._trained_before(stack),
                     Pulse(stack.pulse.absolute(), report if serial else None),
                     None if serial else 1,
                 )
@@ -262,32 +273,33 @@ class _Conductor:
                 raise
             self.running[future] = stack
 
-    def _known(self, stack: _Stack) -> dict[str, dict[str, bytes]]:
+    def _trained_before(self, stack: _PlannedStack) -> dict[str, dict[str, bytes]]:
         """Weights and epochs of networks that the stack wants and the store has."""
-        found = {}
+        files = {}
         for training in {training_key(stack.keys[name]) for name in stack.wanted}:
             source = self.trained.get(training)
             if source is not None and self.store.whole(source):
                 folder = self.store.path(source)
                 with contextlib.suppress(OSError):
-                    found[training] = {n: (folder / n).read_bytes() for n in _WEIGHTS}
-        return found
+                    files[training] = {n: (folder / n).read_bytes() for n in _WEIGHTS}
+        return files
 
-    def _take_in(self, future: "Future[list[Kept]]", todo: deque[_Stack]) -> None:
+    def _take_in(self, future: "Future[list[FinishedRun]]", todo: deque[_PlannedStack]) -> None:
         stack = self.running.pop(future)
         try:
             try:
-                kept = [(one.run, one.files) for one in future.result()]
+                finished = [(run.document, run.files) for run in future.result()]
             except WorkerDied as error:
                 if len(stack.wanted) > 1:  # find out which of them it was
                     todo.extend(stack.alone())
                     return
-                kept = stack.failed(str(error))
+                finished = stack.failed(str(error))
             except BrokenExecutor as error:  # the runs are not to blame
                 raise InputError(f"{error}; the same command goes on where it stopped") from error
             except (Exception, SystemExit) as error:
-                kept = stack.failed(described(error))
-            for run, files in kept:
+                finished = stack.failed(described(error))
+            for run, files in finished:
+                _check_code(run)
                 self.fresh += self.store.write(run["key"], run, files)
                 self.left.discard(run["key"])
                 if run["status"] == "done":
@@ -295,14 +307,14 @@ class _Conductor:
         finally:
             stack.release()
 
-    def _report(self, running: Collection[_Stack]) -> None:
+    def _report(self, running: Collection[_PlannedStack]) -> None:
         told = [(stack, stack.told()) for stack in running]
         losses = [said["loss"] for _, said in told if said.get("loss") is not None]
         done = self.missing - len(self.left)
         part = done + sum(len(s.wanted) * said.get("part", 0) for s, said in told)
         elapsed = time.perf_counter() - self.began
         self.tell(
-            Progress(
+            SweepProgress(
                 done=self.total - len(self.left),
                 total=self.total,
                 running=sum(len(stack.wanted) for stack in running),
@@ -313,20 +325,25 @@ class _Conductor:
 
 
 def status(directory: str | Path) -> list[dict[str, Any]]:
-    """How far each sweep on a directory is; nothing is changed, and nothing computed."""
+    """How far each sweep on a directory is, as read from it; nothing in it is changed.
+
+    Sweeps that were started with other source are left out: their runs have other keys.
+    """
     store = Store(directory)
     states = {row["key"]: row for row in store.rows()}
-    found = []
+    sweeps: list[dict[str, Any]] = []
     for name in store.plans():
         plan = planned(store, name)
         if plan is None:
-            found.append({"sweep": name, "unreadable": True})
+            sweeps.append({"sweep": name, "unreadable": True})
             continue
-        stacks = [_Stack(store, stack) for stack in plan]
+        if store.plan(name).get("source") != code_digest():
+            continue
+        stacks = [_PlannedStack(store, stack) for stack in plan]
         keys = [k for stack in stacks for k in stack.keys]
         rows = [states[k] for k in keys if k in states]
         told = [said for stack in stacks if stack.under_way() and (said := stack.told())]
-        found.append(
+        sweeps.append(
             {
                 "sweep": name,
                 "runs": len(keys),
@@ -337,4 +354,4 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
                 "training": [{k: said[k] for k in ("epoch", "loss", "part")} for said in told],
             }
         )
-    return found
+    return sweeps

@@ -77,9 +77,9 @@ class Serial(Executor):
 
 
 class _Fed(Executor):
-    """Tasks that threads of ours hand to other processes, each waiting for one answer.
+    """Hands tasks to other processes: each thread of a pool sends one and waits for its answer.
 
-    The threads are those of the standard library, and so are the futures and their cancelling.
+    Threads, futures and their cancelling are those of the standard library.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -97,7 +97,7 @@ class _Fed(Executor):
 
     @abstractmethod
     def _answer(self, task: bytes) -> bytes:
-        """What :func:`_perform` makes of the task, in another process."""
+        """The answer of :func:`_run_task` to a packed task, from another process."""
 
     @abstractmethod
     def _abandon(self) -> None:
@@ -108,7 +108,7 @@ class _Fed(Executor):
             raise CancelledError("the executor was stopped")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As the standard has it: take no more tasks, and wait for those that there are."""
+        """Take no more tasks and, by default, wait for those under way."""
         self._feeders.shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait:
             self.stop()
@@ -224,7 +224,7 @@ class Dask(_Fed):
         try:
             with self._lock:
                 self._go_on()
-                begun = self._client.submit(_perform, task, pure=False)
+                begun = self._client.submit(_run_task, task, pure=False)
                 self._begun.add(begun)
             try:
                 return begun.result()
@@ -292,7 +292,7 @@ class _Child:
 
 
 def _serve() -> NoReturn:
-    """The main function of a child. Tasks come by what was stdin, outcomes leave by stdout."""
+    """The main function of a child: it reads tasks from stdin and writes outcomes to stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     nothing = os.open(os.devnull, os.O_RDWR)  # first, to become descriptor 2 if that is closed
     tasks, outcomes = open(os.dup(0), "rb"), open(os.dup(1), "wb")  # noqa: SIM115
@@ -302,12 +302,12 @@ def _serve() -> NoReturn:
     waiting: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(tasks, waiting), daemon=True).start()
     while True:
-        pickle.dump(_perform(waiting.get()), outcomes)
+        pickle.dump(_run_task(waiting.get()), outcomes)
         outcomes.flush()
 
 
 def _receive(tasks: BinaryIO, waiting: "SimpleQueue[bytes]") -> None:
-    """Read tasks; at the end of the pipe nobody waits for an outcome, so the process ends."""
+    """Read tasks, and end the process at the end of the pipe, when nobody waits for an outcome."""
     try:
         while True:
             waiting.put(pickle.load(tasks))
@@ -320,8 +320,8 @@ def _packed(fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> bytes
         return pickle.dumps((fn, args, kwargs or {}))
 
 
-def _perform(task: bytes) -> bytes:
-    """Run a packed task; its result, or its error and where that came from, packed."""
+def _run_task(task: bytes) -> bytes:
+    """Run a packed task, and return its result, or its error with the traceback, packed."""
     try:
         with _travelling("the worker cannot load the task"):
             fn, args, kwargs = pickle.loads(task)
@@ -421,7 +421,7 @@ def _check_installed(name: str) -> None:
 
 
 def _cores() -> int:
-    """Those that this process may use, which a container or a batch system can have limited."""
+    """How many cores this process may use: a container or a batch system can limit them."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

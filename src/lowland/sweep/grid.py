@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lowland.errors import InputError
-from lowland.sweep.configuration import SETTINGS, Configuration, Setting, check_key
+from lowland.experiment.configuration import SETTINGS, Configuration, Setting, check_key
 
 MOST = 1_000_000  # runs of a grid: more is a slip
 
@@ -111,13 +111,13 @@ def _axis(setting: Setting, given: Any) -> list[Any]:
 
 
 def _spelled_out(setting: Setting, given: Any) -> Any:
-    """Arrays as lists, and ``"0..9"`` as a range."""
+    """The values as given, but arrays as lists, and ``"0..9"`` as a range."""
     if hasattr(given, "tolist"):  # numpy.logspace and the like
         return given.tolist()
-    found = _RANGE.fullmatch(given) if isinstance(given, str) else None
-    if found is None or setting.kind not in (int, float):
+    match = _RANGE.fullmatch(given) if isinstance(given, str) else None
+    if match is None or setting.kind not in (int, float):
         return given
-    first, last = int(found[1]), int(found[2])
+    first, last = int(match[1]), int(match[2])
     if setting.kind is float:
         raise InputError(
             f"{setting.name} is {given!r}, but only whole numbers have ranges; list the values"
@@ -174,7 +174,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _take_tables(top: dict[str, Any], path: str | Path) -> dict[str, dict[str, Any]]:
-    """Remove the tables from the document; each ``[[grid]]`` with its place in the file."""
+    """Remove the tables ``[[grid]]`` from a document, and return each by its place in the file."""
     for name, value in top.items():
         if name not in SETTINGS and name != "grid" and _tables(value):
             raise InputError(
@@ -190,7 +190,7 @@ def _take_tables(top: dict[str, Any], path: str | Path) -> dict[str, dict[str, A
 
 
 def _tables(value: Any) -> bool:
-    """Whether TOML wrote it as ``[name]`` or ``[[name]]``."""
+    """Whether a value was written as a table of TOML, ``[name]`` or ``[[name]]``."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(v, dict) for v in value)
     return isinstance(value, dict)
@@ -198,7 +198,7 @@ def _tables(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _within(place: str) -> Iterator[None]:
-    """Say where in the file the mistake is."""
+    """Put the place in the file before the text of an error."""
     try:
         yield
     except InputError as error:

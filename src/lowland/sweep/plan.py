@@ -5,16 +5,15 @@ a sweep that was interrupted ends with the very numbers of one that was not, its
 remembered, and an unfinished stack is trained again as a whole.
 """
 
-import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
 from lowland import __version__
 from lowland.errors import InputError
-from lowland.sweep.configuration import Configuration
-from lowland.sweep.store import Store, key_of
-from lowland.usercode import imported, source_digest
+from lowland.experiment.configuration import Configuration
+from lowland.sweep.keys import code_digest, key, key_of, training_key
+from lowland.sweep.store import Store
 
 # Networks of a stack: more gain little, and a stack is what an interrupt can cost. Convolutions
 # train one by one, and what a network of the user's is made of shows only when it is built.
@@ -22,29 +21,6 @@ STACK, CONVOLUTIONS, USERS = 16, 1, 4
 
 # Runs that differ in these have other shapes, or take other steps.
 _SHAPES = ("data", "per_class", "network", "bias", "loss", "optimizer", "batch_size")
-
-
-def key(run: Configuration) -> str:
-    """The name of a run in a store: it changes with any setting, and with the code behind it."""
-    return key_of({**run.to_dict(), **_code(run)})
-
-
-def training_key(run: Configuration) -> str:
-    """Equal for runs that train the same network in the same way."""
-    return key_of({**run.training(), **_code(run)})
-
-
-def _code(run: Configuration) -> dict[str, str]:
-    """Our version, and a mark of each file that functions of the user come from."""
-    own = {name: getattr(run, name) for name in ("data", "network", "loss")}
-    users = {name: _source(path, name) for name, path in own.items() if ":" in path}
-    return {"lowland": __version__, **{f"{name} source": mark for name, mark in users.items()}}
-
-
-@functools.cache
-def _source(path: str, option: str) -> str:
-    imported(path, option)
-    return source_digest(path)
 
 
 def document(
@@ -55,7 +31,7 @@ def document(
     results: Mapping[str, Any] | None = None,
     seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """What is stored of a run as ``run.json``."""
+    """The document that is stored of a run, as ``run.json``."""
     return {
         "key": key(run),
         "configuration": run.to_dict(),
@@ -63,22 +39,21 @@ def document(
         "reason": failure or note,
         "results": {"training": training_key(run), **(results or {})},
         "seconds": seconds,
-        "code": {"lowland": __version__, "torch": version("torch")},
+        "code": {"lowland": __version__, "source": code_digest(), "torch": version("torch")},
     }
 
 
 def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Configuration]]:
-    """The runs of a sweep in stacks, as they were when it was first started on this store."""
+    """The stacks of a sweep: those of its first start on this store, if it was started before."""
     name = key_of({"runs": [key(run) for run in runs]})
-    known = planned(store, name)
-    if known is None or {run for stack in known for run in stack} != set(runs):
-        stored = {str(row.get("training")) for row in store.rows() if row["status"] == "done"}
-        stacks = _stacked(runs, stored)
+    stacks = planned(store, name)
+    if stacks is None or {run for stack in stacks for run in stack} != set(runs):
+        trained = {str(row.get("training")) for row in store.rows() if row["status"] == "done"}
         # The longest first: then no worker has a long one left when the others are done.
-        known = sorted(stacks, key=lambda stack: -sum(map(_effort, stack)))
-        plan = [[run.to_dict() for run in stack] for stack in known]
-        store.remember(name, {"runs": len(runs), "stacks": plan})
-    return known
+        stacks = sorted(_stacked(runs, trained), key=lambda stack: -sum(map(_effort, stack)))
+        plan = [[run.to_dict() for run in stack] for stack in stacks]
+        store.remember(name, {"source": code_digest(), "runs": len(runs), "stacks": plan})
+    return stacks
 
 
 def planned(store: Store, name: str) -> list[list[Configuration]] | None:
@@ -93,9 +68,10 @@ def planned(store: Store, name: str) -> list[list[Configuration]] | None:
 def _stacked(
     runs: Iterable[Configuration], trained: Collection[str]
 ) -> Iterator[list[Configuration]]:
-    """Runs of one shape together; those whose network is trained already apart from the rest.
+    """Stacks of runs of one shape; ``trained`` are the training keys of networks in the store.
 
-    Those that will take long share a stack, which shrinks as its runs end and is then less worth.
+    Runs of such networks are kept apart from those to train. Runs that will take equally long share
+    a stack: it shrinks as its runs end, and a small one gains less.
     """
     groups: dict[Any, dict[str, list[Configuration]]] = {}
     for run in runs:
@@ -111,5 +87,5 @@ def _stacked(
 
 
 def _effort(run: Configuration) -> float:
-    """In proportion to the samples that a training will see: it needs so many steps of its rate."""
+    """How long a training takes, up to a factor: the number of steps goes as 1 / learning rate."""
     return run.batch_size / run.learning_rate

@@ -16,11 +16,11 @@ _SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 
 class Damaged(Exception):
-    """Which file of a run is wrong, and how."""
+    """A run is not as it was written; the text says which file is wrong, and how."""
 
 
 def damage_of(folder: Path) -> str | None:
-    """What is wrong with a run, if anything."""
+    """What is wrong with a run, or None if it is whole."""
     try:
         with _reading(folder):
             read_run(folder)
@@ -38,7 +38,7 @@ def damage_of(folder: Path) -> str | None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The run itself, checked against its checksum."""
+    """The document of a run, checked against its checksum."""
     with _reading(folder):
         content = (folder / RUN).read_bytes()
         if sha256(content) != _read_sums(folder).get(RUN):
@@ -51,15 +51,15 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def _read_sums(folder: Path) -> dict[str, str]:
     lines = (folder / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    found = [_SUM.fullmatch(line) for line in lines]
-    if not all(found):
+    matches = [_SUM.fullmatch(line) for line in lines]
+    if not all(matches):
         raise Damaged(f"{SUMS} is not a list as of sha256sum")
-    return {match[2]: match[1] for match in found if match}
+    return {match[2]: match[1] for match in matches if match}
 
 
 @contextlib.contextmanager
 def _reading(folder: Path) -> Iterator[None]:
-    """Tell a file that is missing, unreadable or no text as damage of its run."""
+    """Raise Damaged for a file of the run that is missing, unreadable or no text."""
     try:
         yield
     except FileNotFoundError as error:
@@ -77,7 +77,7 @@ def is_litter(name: str) -> bool:
 
 
 def as_text(document: Mapping[str, Any]) -> str:
-    """As JSON; numbers that are not finite become null, as JSON has no name for them."""
+    """The document as JSON; numbers that are not finite become null, as JSON has none."""
     finite = with_floats(document, lambda x: x if math.isfinite(x) else None)
     return json.dumps(finite, indent=1, allow_nan=False) + "\n"
 

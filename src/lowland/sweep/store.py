@@ -1,13 +1,12 @@
 """The runs of a sweep on disk: each one whole or absent, whatever ends the process that writes it.
 
-Beside the runs lie an index, which is only a copy and is made again when it disagrees with them,
-and claims, which the system gives back when their process ends. Locks are those of ``flock``: they
-hold between processes, and between threads that open the store on their own.
+There is no index beside the runs that could disagree with them: the table is read from the runs. A
+lock of the whole store guards their names; it holds between processes, and between threads that
+open the store on their own. For locks of single runs see :mod:`lowland.sweep.lock`.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lowland.atomic import write_file
 from lowland.errors import InputError
-from lowland.sweep.claim import Claim, is_locked, take
+from lowland.sweep.lock import RunLock, acquire, is_locked
 from lowland.sweep.record import (
     RUN,
     SUMS,
@@ -32,34 +31,17 @@ from lowland.sweep.record import (
     is_litter,
     read_run,
     sha256,
-    with_floats,
 )
 
 if TYPE_CHECKING:
     import pandas
 
 VERSION = 1  # of the layout
-MARK, INDEX, LOCK = "lowland-store.json", "index.jsonl", ".lowland-lock"
+MARK, LOCK = "lowland-store.json", ".lowland-lock"
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _BESIDE = re.compile(r"\.[0-9a-f]{16}-[0-9a-f]{8}")  # a run that is being written
 _EXPECTED = "expected a directory that `lowland sweep` wrote"
-
-
-def key_of(configuration: Mapping[str, Any]) -> str:
-    """The name of a run: 16 hexadecimal digits of SHA-256 of its configuration.
-
-    The order of names does not matter, nor whether a number is written 1 or 1.0.
-    """
-    try:
-        plain = with_floats(configuration, lambda x: int(x) if x.is_integer() else x)
-        text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            "a configuration is made of finite numbers, texts, true, false, none, lists and "
-            f"mappings from texts; {error}"
-        ) from error
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -75,8 +57,8 @@ class Store:
 
     def __init__(self, directory: str | Path, *, create: bool = False) -> None:
         self.directory = Path(directory)
-        self._runs, self._claims, self._damaged, self._plans = (
-            self.directory / name for name in ("runs", "claims", "damaged", "plans")
+        self._runs, self._locks, self._damaged, self._plans = (
+            self.directory / name for name in ("runs", "locks", "damaged", "plans")
         )
         if create:
             self._make()
@@ -89,7 +71,7 @@ class Store:
     # --- runs ------------------------------------------------------------------------------------
 
     def path(self, key: str) -> Path:
-        """Where the run of this key lies, or would lie."""
+        """The directory of a run, whether it is there or not."""
         if not _KEY.fullmatch(key):
             raise InputError(f"expected the key of a run, 16 hexadecimal digits, and not {key!r}")
         return self._runs / key
@@ -120,9 +102,6 @@ class Store:
                         self._move_aside(key)
                     beside.rename(target)
                     _sync(self._runs)
-                    # The run is safe. A line that is missing or cut is made again by `rows`.
-                    with contextlib.suppress(OSError), open(self.directory / INDEX, "ab") as index:
-                        index.write(_line(run).encode())
                 return True
             finally:
                 shutil.rmtree(beside, ignore_errors=True)  # not there any more if all went well
@@ -130,7 +109,7 @@ class Store:
                     sums.close()
 
     def read(self, key: str) -> dict[str, Any]:
-        """What ``write`` was given as the run, checked against its checksum."""
+        """The document of a run, as ``write`` got it, checked against its checksum."""
         if not os.path.lexists(self.path(key)):
             raise InputError(f"there is no run {key} in {self.directory}")
         try:
@@ -149,12 +128,12 @@ class Store:
         """Check every file of every run against its checksum; nothing is moved or changed."""
         keys = self._keys()
         with ThreadPoolExecutor() as threads:
-            found = dict(zip(keys, threads.map(damage_of, map(self.path, keys)), strict=True))
+            damages = dict(zip(keys, threads.map(damage_of, map(self.path, keys)), strict=True))
         return Survey(
-            whole={key for key, damage in found.items() if damage is None},
+            whole={key for key, damage in damages.items() if damage is None},
             damaged={  # without those that another process set aside meanwhile
                 key: damage
-                for key, damage in found.items()
+                for key, damage in damages.items()
                 if damage is not None and os.path.lexists(self.path(key))
             },
         )
@@ -166,18 +145,18 @@ class Store:
                 raise InputError(f"there is no run {key} in {self.directory}")
             return self._move_aside(key)
 
-    def claim(self, key: str) -> Claim | None:
-        """The sole right to do a run, or None if it is taken.
+    def lock(self, key: str) -> RunLock | None:
+        """The sole right to do a run, or None if another process or thread has it.
 
-        What was known of the run before may be out of date: look again at whether it is whole.
+        Its last holder may have done the run: look again at whether it is whole.
         """
-        path = self._claims / self.path(key).name
-        with _writing(f"the claim {path}"):
-            return take(path)
+        path = self._locks / self.path(key).name
+        with _writing(f"the lock {path}"):
+            return acquire(path)
 
-    def is_claimed(self, key: str) -> bool:
-        """Whether a living process has claimed the run."""
-        return is_locked(self._claims / self.path(key).name)
+    def is_locked(self, key: str) -> bool:
+        """Whether a living process has the right to do the run."""
+        return is_locked(self._locks / self.path(key).name)
 
     # --- the table of all runs -------------------------------------------------------------------
 
@@ -188,7 +167,7 @@ class Store:
         has no such value. Mappings within become dotted names, and lists their JSON text. A name
         that was taken before gets its part in front, such as ``results.epochs``.
         """
-        runs = [run for _, run in sorted(self._indexed().items())]
+        runs = list(self._documents())
         parts = {
             part: [dict(_flat(run.get(part) or {})) for run in runs]
             for part in ("configuration", "results")
@@ -213,11 +192,6 @@ class Store:
             }
             for i, run in enumerate(runs)
         ]
-
-    def reindex(self) -> int:
-        """Make the index anew from the directories; the number of runs in it."""
-        with self._locked():
-            return len(self._rebuild())
 
     def table(self) -> "pandas.DataFrame":
         """The rows as a data frame."""
@@ -283,10 +257,9 @@ class Store:
                 _sync(self.directory / MARK)
                 _sync(self.directory)
             self._check()
-            for folder in (self._runs, self._claims, self._damaged, self._plans):
+            for folder in (self._runs, self._locks, self._damaged, self._plans):
                 folder.mkdir(exist_ok=True)
             self._clean()
-        self._indexed()
 
     def _check(self) -> None:
         mark = self.directory / MARK
@@ -315,7 +288,7 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone with the names in ``runs`` and with the index."""
+        """Keep others from changing names in ``runs`` while the block lasts."""
         with (
             _writing(f"the store {self.directory}"),
             open(self.directory / LOCK, "ab") as file,
@@ -327,7 +300,7 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has it open as well
 
     def _beside(self, key: str) -> tuple[Path, BinaryIO]:
-        """A directory to write a run in, and its list of checksums: locked while we live."""
+        """A new directory to write a run in, and its open list of checksums, which is locked."""
         beside = self._runs / f".{key}-{secrets.token_hex(4)}"
         with self._locked():  # else it could be cleaned away before it has its own lock
             beside.mkdir()
@@ -340,9 +313,6 @@ class Store:
         return beside, sums
 
     def _move_aside(self, key: str) -> Path:
-        # Without the index first, so that it never has an old line for a new run.
-        (self.directory / INDEX).unlink(missing_ok=True)
-        _sync(self.directory)
         number = 1
         while os.path.lexists(aside := self._damaged / f"{key}-{number}"):
             number += 1
@@ -350,62 +320,26 @@ class Store:
         _sync(self._runs)
         return aside
 
-    # --- the index -------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------
 
     def _keys(self) -> list[str]:
+        """The names of all runs, sorted, whole or not."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(name for name in os.listdir(self._runs) if _KEY.fullmatch(name))
         return []
 
-    def _indexed(self) -> dict[str, dict[str, Any]]:
-        """All runs by key: from the index, or from the directories if it disagrees with them."""
-        if (runs := self._index()) is not None:
-            return runs
-        try:
-            with self._locked():  # a run may just have been between its directory and its line
-                return self._index() or self._rebuild()
-        except InputError:  # a read-only or full disk: the runs can be read nevertheless
-            return self._readable()
-
-    def _index(self) -> dict[str, dict[str, Any]] | None:
-        try:
-            *lines, end = (self.directory / INDEX).read_text(encoding="utf-8").split("\n")
-            runs = {run["key"]: run for run in map(_read_line, lines)}
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-        agrees = end == "" and len(runs) == len(lines) and sorted(runs) == self._keys()
-        return runs if agrees else None
-
-    def _rebuild(self) -> dict[str, dict[str, Any]]:
-        runs = self._readable()
-        write_file(self.directory / INDEX, "".join(map(_line, runs.values())))
-        return runs
-
-    def _readable(self) -> dict[str, dict[str, Any]]:
-        found = {}
+    def _documents(self) -> Iterator[dict[str, Any]]:
+        """The document of every run that can be read, in the order of keys."""
         for key in self._keys():
             with contextlib.suppress(Damaged):
-                found[key] = read_run(self.path(key))
-        return found
+                yield read_run(self.path(key))
 
 
-# --- lines, texts and rows -----------------------------------------------------------------------
-
-
-def _line(run: Mapping[str, Any]) -> str:
-    """The run as a line of the index, with the checksum of its text."""
-    text = as_text(run)
-    return json.dumps({"sha256": sha256(text.encode()), "run": json.loads(text)}) + "\n"
-
-
-def _read_line(line: str) -> dict[str, Any]:
-    run = json.loads(line)["run"]
-    if _line(run) != line + "\n":
-        raise ValueError("edited")
-    return run
+# --- rows and tables -----------------------------------------------------------------------------
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of a nested mapping, with dotted names; lists as JSON text."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
@@ -432,7 +366,7 @@ def _write_parquet(table: "pandas.DataFrame", target: Path) -> None:
 
 @contextlib.contextmanager
 def _writing(what: str) -> Iterator[None]:
-    """Say what could not be written, why, and that nothing finished is lost."""
+    """Turn an error of the disk into one line: what could not be written, and why."""
     try:
         yield
     except OSError as error:

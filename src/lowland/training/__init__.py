@@ -1,8 +1,16 @@
 """Making minima: networks, and how they are trained, one or many at a time."""
 
 from lowland.training.loop import train
-from lowland.training.many import Progress, train_many
+from lowland.training.many import TrainingProgress, train_many
 from lowland.training.networks import lenet, mlp
 from lowland.training.settings import Training, TrainingSettings
 
-__all__ = ["Progress", "Training", "TrainingSettings", "lenet", "mlp", "train", "train_many"]
+__all__ = [
+    "Training",
+    "TrainingProgress",
+    "TrainingSettings",
+    "lenet",
+    "mlp",
+    "train",
+    "train_many",
+]

@@ -71,7 +71,7 @@ def run(
 
 
 def check_batch(settings: TrainingSettings, data: Data) -> None:
-    """A batch must not be larger than the data."""
+    """Raise if a batch is larger than the data."""
     if settings.batch_size > len(data[0]):
         raise InputError(
             f"batch_size is {settings.batch_size}, but there are {len(data[0])} training samples; "
@@ -80,13 +80,13 @@ def check_batch(settings: TrainingSettings, data: Data) -> None:
 
 
 def has_classes(loss: Loss, targets: Tensor) -> bool:
-    """Whether the targets are class indices, of which outputs can be wrong; soft labels are not."""
+    """Whether the targets are class indices, so that there is an error rate."""
     return loss.classes and not targets.is_floating_point()
 
 
 @contextlib.contextmanager
 def _threads_that_pay(model: nn.Module) -> Iterator[None]:
-    """One thread for small models: a step of 784-30-30-10 gains nothing from two."""
+    """Let small models train with one thread: a step of 784-30-30-10 gains nothing from two."""
     before = torch.get_num_threads()
     if sum(p.numel() for p in model.parameters()) < 1_000_000:
         torch.set_num_threads(1)
@@ -115,10 +115,12 @@ def _run(
     def gradients(turns: Iterator[tuple[Tensor, ...]], beta: float) -> Tensor:
         optimizer.zero_grad()
         pairs = zip(models, next(turns), strict=True)
-        whole = torch.stack([loss(one(X[rows]), y[rows]).mean() for one, rows in pairs]).sum()
+        whole = torch.stack(
+            [loss(replica(X[rows]), y[rows]).mean() for replica, rows in pairs]
+        ).sum()
         whole.backward()
-        for one in models:
-            _penalise(one, beta, settings.penalty)
+        for replica in models:
+            _penalise(replica, beta, settings.penalty)
         return whole
 
     # Entropy-SGD goes through several batches in one step; the others see one, SAM twice.
@@ -126,8 +128,8 @@ def _run(
     epochs: list[Epoch] = []
     while not over(epochs, settings):
         beta = settings.decay_in(len(epochs) + 1)
-        for one in models:
-            one.train()
+        for replica in models:
+            replica.train()
         shuffled = [torch.randperm(len(X), generator=order).to(X.device) for order in orders]
         batches = list(zip(*(rows.split(settings.batch_size) for rows in shuffled), strict=True))
         for first in range(0, len(batches), inner):
@@ -167,7 +169,7 @@ def _optimizer(models: list[nn.Module], settings: TrainingSettings) -> Optimizer
                 seed=settings.seed,
             )
         case "replicated_sgd":
-            replicas = [list(one.parameters()) for one in models]
+            replicas = [list(replica.parameters()) for replica in models]
             return ReplicatedSGD(replicas, SGD, lr=lr, momentum=momentum)
 
 

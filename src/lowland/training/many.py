@@ -13,7 +13,7 @@ from lowland.training import loop
 from lowland.training.loop import Data
 from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
 from lowland.training.stack import (
-    Dense,
+    DenseForward,
     Dropouts,
     Forward,
     Weights,
@@ -36,8 +36,8 @@ _CHUNK = 16384
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a training of many networks is."""
+class TrainingProgress:
+    """How far a training of many networks is."""
 
     done: int
     total: int
@@ -51,7 +51,7 @@ def train_many(
     models: Sequence[nn.Module],
     data: Data | Sequence[Data],
     settings: Sequence[TrainingSettings],
-    progress: Callable[[Progress], None] = lambda now: None,
+    progress: Callable[[TrainingProgress], None] = lambda now: None,
     *,
     loss: LossLike = "cross_entropy",
 ) -> list[Training]:
@@ -77,16 +77,16 @@ def train_many(
             f"there are {len(models)} models, {len(pairs)} data sets and {len(settings)} settings; "
             "give one of each for every run"
         )
-    for its, pair in zip(settings, pairs, strict=True):
-        loop.check_batch(its, pair)
-    runs = [_Run(*one) for one in zip(range(len(models)), models, pairs, settings, strict=True)]
+    for run_settings, pair in zip(settings, pairs, strict=True):
+        loop.check_batch(run_settings, pair)
+    runs = [_Run(*parts) for parts in zip(range(len(models)), models, pairs, settings, strict=True)]
     watch = _Watch(runs, progress)
     criterion = resolve(loss)
     # Only losses of single samples can take the samples of all runs together.
     single = isinstance(loss, str) or type(loss).__module__.startswith("torch.nn.")
     for group, forward in _groups(runs):
         if forward is not None:
-            _Stack(group, forward, criterion, single).train(watch)
+            _StackedTraining(group, forward, criterion, single).train(watch)
         else:
             for run in group:
                 _alone(run, criterion, watch)
@@ -94,10 +94,12 @@ def train_many(
 
 
 class _Run:
-    """One network on its way."""
+    """A network that is being trained, with its epochs so far."""
 
-    def __init__(self, number: int, model: nn.Module, data: Data, its: TrainingSettings) -> None:
-        self.number, self.model, self.data, self.settings = number, model, data, its
+    def __init__(
+        self, number: int, model: nn.Module, data: Data, settings: TrainingSettings
+    ) -> None:
+        self.number, self.model, self.data, self.settings = number, model, data, settings
         self.epochs: list[Epoch] = []
         self.seconds = 0.0
 
@@ -114,16 +116,16 @@ class _Run:
 
 
 class _Watch:
-    """Tells how far all runs are."""
+    """Calls ``tell`` with the progress of all runs."""
 
-    def __init__(self, runs: Sequence[_Run], tell: Callable[[Progress], None]) -> None:
+    def __init__(self, runs: Sequence[_Run], tell: Callable[[TrainingProgress], None]) -> None:
         self.runs, self.tell, self.began = runs, tell, time.perf_counter()
 
     def __call__(self, now: Sequence[_Run]) -> None:
         part = sum(run.part_done for run in self.runs) / len(self.runs)
         elapsed = time.perf_counter() - self.began
         self.tell(
-            Progress(
+            TrainingProgress(
                 done=sum(run.over for run in self.runs),
                 total=len(self.runs),
                 epoch=max(len(run.epochs) for run in now),
@@ -139,7 +141,7 @@ def _is_pair(data: Data | Sequence[Data]) -> bool:
 
 
 def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[_Run], Forward | None]]:
-    """Runs that share a stack, as far as the memory for one goes; without a forward: alone."""
+    """Groups of runs with the forward of their stack; None for runs that train alone."""
     groups: dict[object, list[_Run]] = {}
     for run in runs:
         kind = kind_of(run.model) if run.settings.optimizer in _STACKED else None
@@ -168,8 +170,8 @@ def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
     run.epochs, run.seconds = trained.epochs, trained.seconds
 
 
-class _Stack:
-    """Runs that take their steps together."""
+class _StackedTraining:
+    """The training of runs that take their steps together."""
 
     def __init__(self, runs: list[_Run], forward: Forward, loss: Loss, single: bool) -> None:
         self.runs, self.forward, self.loss, self.single = runs, forward, loss, single
@@ -191,17 +193,17 @@ class _Stack:
         self._settle()
 
     def _settle(self) -> None:
-        """What stays the same until a run leaves."""
+        """Set up what stays the same until a run leaves the stack."""
         settings = [run.settings for run in self.runs]
         self.data = _Shared(self.pairs)
-        self.rate = self._each([its.learning_rate for its in settings])
-        self.momentum = self._each([its.momentum for its in settings])
+        self.rate = self._each([s.learning_rate for s in settings])
+        self.momentum = self._each([s.momentum for s in settings])
         default = _DEFAULT_RADIUS.get(self.method, 0.0)
         self.radius = self._each([default if s.radius is None else s.radius for s in settings])
         self.still = [_squares_left(run.model, self.first, self.seen) for run in self.runs]
 
     def train(self, watch: _Watch) -> None:
-        """Until every run is over; models get their weights as they leave, or on an interrupt."""
+        """Train until all runs are over; each model gets its weights then, or at an interrupt."""
         try:
             while self.runs:
                 began = time.perf_counter()
@@ -220,8 +222,8 @@ class _Stack:
         epoch = len(self.runs[0].epochs) + 1
         decay = {}
         for penalty in ("squared", "norm"):
-            own = [run.settings for run in self.runs]
-            beta = [its.decay_in(epoch) * (its.penalty == penalty) for its in own]
+            settings = [run.settings for run in self.runs]
+            beta = [s.decay_in(epoch) * (s.penalty == penalty) for s in settings]
             if any(beta):
                 decay[penalty] = self._each(beta)
         n = len(self.runs[0].data[0])
@@ -231,7 +233,7 @@ class _Stack:
             self._step(x, y, self.dropouts.draw(rows.shape[1]), decay)
 
     def _each(self, values: Sequence[float]) -> Tensor:
-        """One number for each run, as the weights are."""
+        """A tensor of one number for each run, in the type and on the device of the weights."""
         return torch.tensor(values, dtype=torch.float64).to(self.weights[self.learnt[0]])
 
     def _step(self, x: Tensor, y: Tensor, masks: Weights, decay: Weights) -> None:
@@ -260,11 +262,11 @@ class _Stack:
         try:
             outputs = self.forward({**self.weights, **masks}, x, True)
             mean = self._losses(outputs, y).mean(1)  # of each run
-            found = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
+            gradients = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
         finally:
             for leaf in leaves.values():
                 leaf.requires_grad_(False)
-        grads = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        grads = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
         for name, g in grads.items():
             w = self.weights[name]
             if w.ndim < 3:  # a bias
@@ -278,13 +280,13 @@ class _Stack:
         return grads
 
     def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Of every sample of every run, (runs, batch)."""
+        """The loss of every sample of every run, (runs, batch)."""
         if self.single:
             return self.loss(outputs.flatten(0, 1), y.flatten(0, 1)).unflatten(0, y.shape[:2])
         return torch.stack([self.loss(z, own) for z, own in zip(outputs, y, strict=True)])
 
     def _climb(self, grads: Weights) -> None:
-        """To the worst point of the ball, as SAM and ASAM see it."""
+        """Move the weights to the worst point of the ball of SAM or ASAM, to first order."""
         metric = {
             name: self.weights[name].abs() + _ETA if self.method == "asam" else 1.0
             for name in grads
@@ -356,7 +358,7 @@ def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Te
     Weights of the others, such as the pixels in the corners of digits, have no gradient. Without
     decay they stay as they are, and the products can do without them. No name if all are seen.
     """
-    first = forward.first if isinstance(forward, Dense) else None
+    first = forward.first if isinstance(forward, DenseForward) else None
     distinct, _ = _distinct([run.data[0] for run in runs])
     seen = torch.stack([X.flatten(1).any(0) for X in distinct]).any(0)
     if seen.all() or any(run.settings.decay for run in runs):
@@ -365,7 +367,7 @@ def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Te
 
 
 def _squares_left(model: nn.Module, first: str | None, seen: Tensor) -> float:
-    """Of the weights of inputs that are not seen."""
+    """The sum of squares of the weights of inputs that are not seen."""
     if first is None:
         return 0.0
     W = model.get_parameter(first).detach().double()
@@ -386,7 +388,7 @@ class _Shared:
         )
 
     def slices(self, rows: Tensor) -> Data:
-        """The same rows for all; inputs that all share come once, as (1, batch, ...)."""
+        """Inputs and targets of the same rows for all; inputs that all share as (1, batch, ...)."""
         same = rows.expand(len(self.inputs_of), -1)
         x = self.inputs[0][rows].unsqueeze(0) if len(self.inputs) == 1 else None
         return (
@@ -414,7 +416,7 @@ def _taken(tensors: list[Tensor], of: list[int], rows: Tensor) -> Tensor:
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
-    """One number for each run, against a stacked parameter."""
+    """One number for each run, in a shape that multiplies a stacked parameter."""
     return values.view(-1, *(1 for _ in like.shape[1:]))
 
 

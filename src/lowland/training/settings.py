@@ -1,4 +1,4 @@
-"""How networks are trained, and what became of it."""
+"""The settings of a training, and its course epoch by epoch."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -39,10 +39,10 @@ class TrainingSettings:
         for name in ("learning_rate", "batch_size", "stop_loss", "max_epochs"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive; got {getattr(self, name)}")
-        for name, known in (("optimizer", Method), ("penalty", Penalty)):
-            if getattr(self, name) not in get_args(known):
+        for name, choices in (("optimizer", Method), ("penalty", Penalty)):
+            if getattr(self, name) not in get_args(choices):
                 raise InputError(
-                    f"{name} must be one of {', '.join(get_args(known))}; got "
+                    f"{name} must be one of {', '.join(get_args(choices))}; got "
                     f"{getattr(self, name)!r}"
                 )
         if not 0 <= self.momentum < 1:
@@ -64,7 +64,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The whole training set after an epoch, and the size of the solution."""
+    """Loss and error on the whole training set after an epoch, and the norm of all weights."""
 
     loss: float
     error: float | None  # None where the targets are no classes
@@ -99,7 +99,7 @@ class Training:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, if it diverged."""
+        """What went wrong and what to do, or None if the training did not diverge."""
         if not self.diverged:
             return None
         advice = f"use a learning rate below {self.settings.learning_rate:g}"
@@ -110,7 +110,7 @@ class Training:
         return f"training diverged in epoch {len(self.epochs)}; {advice}"
 
     def curves(self) -> dict[str, list[float]]:
-        """Each quantity over the epochs, those that are known."""
+        """Loss, error and norm over the epochs; without the error where targets are no classes."""
         columns = {name: [getattr(e, name) for e in self.epochs] for name in _CURVES}
         return {name: column for name, column in columns.items() if None not in column}
 
@@ -140,7 +140,7 @@ def lost(epochs: list[Epoch]) -> bool:
 
 
 def over(epochs: list[Epoch], settings: TrainingSettings) -> bool:
-    """Whether nothing is left to do."""
+    """Whether a training has ended: at its goal, at its limit, or without a finite loss."""
     return reached(epochs, settings) or lost(epochs) or len(epochs) >= settings.max_epochs
 
 

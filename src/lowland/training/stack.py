@@ -82,7 +82,7 @@ def laid_out(same: Sequence[Tensor]) -> Tensor:
     """One parameter of all runs; matrices are stored by columns, as the products read them."""
     if same[0].ndim != 2:
         return torch.stack(list(same))
-    return torch.stack([one.mT for one in same]).mT
+    return torch.stack([matrix.mT for matrix in same]).mT
 
 
 class Dropouts:
@@ -126,7 +126,7 @@ class Dropouts:
         return masks
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with some of the runs."""
+        """Keep only these of the runs."""
         self.rates = {name: rates[rows] for name, rates in self.rates.items()}
         self._generators = {n: [gs[i] for i in rows] for n, gs in self._generators.items()}
         self._drawn = {n: [m[rows] for m in masks] for n, masks in self._drawn.items()}
@@ -164,9 +164,9 @@ def trusted_forward(models: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Fo
         masks = Dropouts(copies, inputs[0], [0] * len(models)).ones(len(models), len(inputs[0]))
         with torch.no_grad(), torch.random.fork_rng():
             for training in (True, False):
-                found = forward({**weights, **masks}, torch.stack(list(inputs)), training)
+                together = forward({**weights, **masks}, torch.stack(list(inputs)), training)
                 alone = [c.train(training)(x) for c, x in zip(copies, inputs, strict=True)]
-                if not torch.allclose(found, torch.stack(alone), rtol=1e-3, atol=1e-5):
+                if not torch.allclose(together, torch.stack(alone), rtol=1e-3, atol=1e-5):
                     return None
     except Exception:  # whatever a module does that a function of its weights cannot do
         return None
@@ -175,7 +175,7 @@ def trusted_forward(models: Sequence[nn.Module], inputs: Sequence[Tensor]) -> Fo
 
 
 def activity_bytes(model: nn.Module, inputs: Tensor) -> int:
-    """What the outputs of all modules take for one sample."""
+    """How many bytes the outputs of all modules take for one sample."""
     held = 0
 
     def count(module: nn.Module, args: Any, output: Any) -> None:
@@ -192,7 +192,7 @@ def activity_bytes(model: nn.Module, inputs: Tensor) -> int:
 
 def _forward_of(model: nn.Module, inputs: Tensor) -> Forward:
     if type(model) is nn.Sequential and _is_dense(model, inputs):
-        return Dense(model)
+        return DenseForward(model)
     # In training mode, so that noise which is not ours is an error of vmap and not left out.
     modes = {mode: copy.deepcopy(model).train(mode) for mode in (True, False)}
     for template in modes.values():
@@ -201,12 +201,12 @@ def _forward_of(model: nn.Module, inputs: Tensor) -> Forward:
             template.set_submodule(name, masked)
 
     def forward(weights: Weights, inputs: Tensor, training: bool) -> Tensor:
-        def one(own: Weights, x: Tensor) -> Tensor:
+        def network(own: Weights, x: Tensor) -> Tensor:
             return functional_call(modes[training], own, (x,))
 
         if len(inputs) == 1:
-            return vmap(one, in_dims=(0, None))(weights, inputs[0])
-        return vmap(one)(weights, inputs)
+            return vmap(network, in_dims=(0, None))(weights, inputs[0])
+        return vmap(network)(weights, inputs)
 
     return forward
 
@@ -223,7 +223,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseForward:
     """A sequence of dense layers and functions of single activities, by batched products."""
 
     model: nn.Sequential
@@ -239,7 +239,7 @@ class Dense:
         return None
 
     def __call__(self, weights: Weights, inputs: Tensor, training: bool) -> Tensor:
-        """A :data:`Forward`."""
+        """The outputs of all runs: see :data:`Forward`."""
         x = inputs
         for name, module in self.model._modules.items():
             if isinstance(module, nn.Linear):
@@ -257,8 +257,8 @@ def _dense(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     """``x W^T + b`` for weights (runs, out, in)."""
     if len(x) < len(W):  # all see the same: one product with the weights of all
         wide = x[0] @ W.mT.transpose(0, 1).flatten(1)  # (batch, runs * out)
-        found = wide.unflatten(1, (len(W), -1)).transpose(0, 1)
-        return found if b is None else found + b.unsqueeze(1)
+        outputs = wide.unflatten(1, (len(W), -1)).transpose(0, 1)
+        return outputs if b is None else outputs + b.unsqueeze(1)
     return torch.bmm(x, W.mT) if b is None else torch.baddbmm(b.unsqueeze(1), x, W.mT)
 
 
@@ -280,14 +280,14 @@ def _seen_by_dropouts(model: nn.Module, inputs: Tensor) -> dict[str, torch.Size]
         dropout.register_forward_hook(
             lambda _, args, out, name=name: seen.append((name, out.shape))
         )
-    found: list[dict[str, torch.Size]] = []
+    shapes: list[dict[str, torch.Size]] = []
     for batch in (2, 3):
         seen.clear()
         with torch.no_grad(), torch.random.fork_rng():
             probe(inputs[:1].expand(batch, *inputs.shape[1:]))
         if len(dict(seen)) < len(seen) or any(shape[:1] != (batch,) for _, shape in seen):
             raise RuntimeError("a dropout acts twice, or not on samples")
-        found.append({name: shape[1:] for name, shape in seen})
-    if found[0] != found[1]:
+        shapes.append({name: shape[1:] for name, shape in seen})
+    if shapes[0] != shapes[1]:
         raise RuntimeError("what a dropout sees depends on the number of samples")
-    return found[0]
+    return shapes[0]

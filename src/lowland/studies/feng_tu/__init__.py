@@ -4,6 +4,8 @@ Claims use the paper's letters: alpha and B are learning rate and batch size, be
 initial scale, d the dropout, N the training samples of a class and rho the share of random labels.
 """
 
-from lowland.studies.feng_tu.figures import STUDIES
+from lowland.studies.feng_tu import main_text, supplement
 
 __all__ = ["STUDIES"]
+
+STUDIES = (*main_text.STUDIES, *supplement.STUDIES)

@@ -35,7 +35,7 @@ class Version:
         return functools.reduce(operator.add, (self.vary(**group, **keys) for group in several))
 
     def decayed(self, penalty: str, **keys: Any) -> Grid:
-        """Decay from 0 up; a run without it has no penalty, and is the plain one."""
+        """Runs with and without decay; one without it is the plain run."""
         return self.vary(**keys) + self.vary(decay=self.decays, penalty=penalty, **keys)
 
     def sgd(self, **keys: Any) -> Grid:

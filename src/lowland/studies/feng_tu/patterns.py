@@ -16,16 +16,16 @@ from lowland.studies.claims import (
     smaller_part,
     unchanged,
 )
-from lowland.studies.drawing import Against, Panel, Spectrum
 from lowland.studies.evidence import Column
-from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
-from lowland.studies.feng_tu.numbers import (
+from lowland.studies.feng_tu.columns import (
     HIDDEN,
     LAYERS,
-    Layer,
+    LayerColumns,
     flat_size_over_sharp_size,
     steepest_drop,
 )
+from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
+from lowland.studies.panels import Against, Panel, Spectrum
 from lowland.studies.study import Claim
 
 _TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
@@ -45,18 +45,20 @@ def c_panel(key: str, where: dict[str, Any]) -> Panel:
     return Spectrum("duality/c", key, "$c_n$", log="x", where=where)
 
 
-def three_panels(key: str, where: dict[str, Any], at: Layer = HIDDEN) -> tuple[Panel, Panel, Panel]:
+def three_panels(
+    key: str, where: dict[str, Any], layer: LayerColumns = HIDDEN
+) -> tuple[Panel, Panel, Panel]:
     """The sharpness spectrum, the accumulative size, and the gap with its two parts."""
     columns: dict[str, Column] = {
-        "$\\Delta L$": at.column("eq11"),
-        "$\\Delta L_s$": at.column("sharp"),
-        "$\\Delta L_f$": at.column("flat"),
+        "$\\Delta L$": layer.column("eq11"),
+        "$\\Delta L_s$": layer.column("sharp"),
+        "$\\Delta L_f$": layer.column("flat"),
     }
     log = "" if key in ("decay", "init_scale", "dropout", "label_noise") else "x"
-    both: dict[str, Any] = {"where": where, "title": at.title}
+    both: dict[str, Any] = {"where": where, "title": layer.title}
     return (
-        Spectrum(at.array("sigma_g"), key, "$\\sigma_{g,n}$", mark=N_SHARP, **both),
-        Spectrum(at.accumulated, key, "$S_{w,n}$", log="x", **both),
+        Spectrum(layer.array("sigma_g"), key, "$\\sigma_{g,n}$", mark=N_SHARP, **both),
+        Spectrum(layer.accumulated, key, "$S_{w,n}$", log="x", **both),
         Against(key, columns, "generalisation gap", log=log, **both),
     )
 
@@ -67,64 +69,68 @@ class _About:
 
     key: str
     trend: str
-    at: Layer
+    layer: LayerColumns
 
     def moves(self, what: str, figure: str, column: Column, where: str = "") -> Row:
-        """It follows the trend."""
+        """The claim that a column follows the trend."""
         test = _TRENDS[self.trend](column, self.key)
         return self._said(f"{what} {self.trend}", where), f"{figure}: {self.trend}", test
 
     def stays(self, what: str, figure: str, column: Column, where: str = "") -> Row:
-        """It does not change."""
+        """The claim that a column does not change."""
         text = self._said(f"{what} does not change", where)
         return text, f"{figure}: no significant change", unchanged(column, self.key)
 
     def mostly(self, part: str, other: str, figure: str) -> tuple[Row, ...]:
-        """The gap changes, mostly by one part of it, and the other part stays."""
-        gap, one, rest = (self.at.column(name) for name in ("eq11", part, other))
+        """The claims that the gap changes by one part of it, and that the other part does not."""
+        gap, larger, rest = (self.layer.column(name) for name in ("eq11", part, other))
         return (
             self.moves("The gap", figure, gap),
-            self.moves(f"The {part} part of the gap", figure, one),
+            self.moves(f"The {part} part of the gap", figure, larger),
             self.stays(f"The {other} part of the gap", figure, rest),
             (
                 self._said(
                     "More of the change", f" is in the {part} part than in the {other} part"
                 ),
                 f"{figure}: mainly in the {part} part",
-                _MOST[self.trend](one, rest, self.key, gap),
+                _MOST[self.trend](larger, rest, self.key, gap),
             ),
         )
 
     def _said(self, what: str, where: str) -> str:
-        layer = f", {self.at.title}" if self.at.title else ""
-        return f"{what} with {LETTERS[self.key]}{where}{layer}."
+        place = f", {self.layer.title}" if self.layer.title else ""
+        return f"{what} with {LETTERS[self.key]}{where}{place}."
 
 
 _SHARP, _FLAT = " in the 10 sharpest directions", " in the flat directions"
 _SIZE = "The size of the solution, sigma_w,"
 
 
-def by_sharpness(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
+def by_sharpness(
+    key: str, trend: str, figures: list[str], layer: LayerColumns = HIDDEN
+) -> tuple[Claim, ...]:
     """As the paper says of alpha and B: they act on the sharp directions, by their sharpness."""
-    about, (spectrum, size, parts) = _About(key, trend, at), figures
+    about, (spectrum, size, parts) = _About(key, trend, layer), figures
     return claims_on(
         only(key),
         *about.mostly("sharp", "flat", parts),
-        about.moves("sigma_g", spectrum, at.sharpness, _SHARP),
-        about.stays("sigma_g", spectrum, at.flat_sharpness, _FLAT),
-        about.stays(_SIZE, size, at.size),
+        about.moves("sigma_g", spectrum, layer.sharpness, _SHARP),
+        about.stays("sigma_g", spectrum, layer.flat_sharpness, _FLAT),
+        about.stays(_SIZE, size, layer.size),
     )
 
 
-def by_size(key: str, trend: str, figures: list[str], at: Layer = HIDDEN) -> tuple[Claim, ...]:
+def by_size(
+    key: str, trend: str, figures: list[str], layer: LayerColumns = HIDDEN
+) -> tuple[Claim, ...]:
     """As the paper says of beta and s: they act on the flat directions, by the size."""
-    about, (spectrum, size, parts) = _About(key, trend, at), figures
+    about, (spectrum, size, parts) = _About(key, trend, layer), figures
     return claims_on(
         only(key),
         *about.mostly("flat", "sharp", parts),
-        about.stays("sigma_g", spectrum, at.sharpness, _SHARP),
-        about.stays("sigma_g", spectrum, at.flat_sharpness, _FLAT),
-        about.moves(_SIZE, size, at.size),
+        about.stays("sigma_g", spectrum, layer.sharpness, _SHARP),
+        about.stays("sigma_g", spectrum, layer.flat_sharpness, _FLAT),
+        about.moves(_SIZE, size, layer.size),
     )
 
 
@@ -177,16 +183,16 @@ def on_flat(key: str, trend: str, figure: str) -> tuple[Claim, ...]:
 def in_every_layer(
     claims: Callable[..., tuple[Claim, ...]], key: str, trend: str, figure: str
 ) -> tuple[Claim, ...]:
-    """The same of each layer, a row of the figure, and what depth does."""
-    found: list[Claim] = []
-    for at, letters in zip(LAYERS, ("ABC", "DEF", "GHI"), strict=True):
-        found += claims(key, trend, [f"{figure}{letter}" for letter in letters], at)
+    """The same claims about each layer, and those about what depth does."""
+    every: list[Claim] = []
+    for layer, letters in zip(LAYERS, ("ABC", "DEF", "GHI"), strict=True):
+        every += claims(key, trend, [f"{figure}{letter}" for letter in letters], layer)
     for before, after in pairwise(LAYERS):
         flatter = smaller_part(after.column("total_g"), before.column("total_g"), 1.0)
         larger = larger_part(after.column("total_w_data"), before.column("total_w_data"), 1.0)
-        found += claims_on(
+        every += claims_on(
             {},
             (f"The loss is flatter in {after.title} than in the one before.", figure, flatter),
             (f"The solution is larger in {after.title} than in the one before.", figure, larger),
         )
-    return tuple(found)
+    return tuple(every)

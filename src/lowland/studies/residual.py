@@ -1,4 +1,4 @@
-"""Networks of the studies that a configuration names as ``lowland.studies.networks:NAME``."""
+"""Networks of the studies that a configuration names as ``lowland.studies.residual:NAME``."""
 
 import torch
 from torch import Tensor, nn

@@ -1,0 +1,178 @@
+"""The figures of the main text: their runs, panels and claims."""
+
+import math
+from dataclasses import replace
+
+from lowland.studies.claims import (
+    at_least,
+    between,
+    correlated,
+    larger_part,
+    proportional,
+    unchanged,
+)
+from lowland.studies.feng_tu.builder import (
+    GROWS_AGAIN,
+    NORM,
+    OTHER_IMAGES,
+    SPARSER,
+    SQUARED,
+    study_of,
+    tuned,
+)
+from lowland.studies.feng_tu.columns import (
+    log_correlation,
+    relative_size,
+    sharp_share,
+    squared_sigma_g,
+    trace,
+)
+from lowland.studies.feng_tu.grids import (
+    LETTERS,
+    N_SHARP,
+    ONE_N,
+    Version,
+    only,
+    varied,
+)
+from lowland.studies.feng_tu.patterns import (
+    by_sharpness,
+    by_size,
+    claims_on,
+    on_flat,
+    three_panels,
+)
+from lowland.studies.panels import Scatter, Spectrum
+
+BETA_RATIO = Spectrum(
+    *(relative_size("decay", 0.0), "decay", "$\\sigma_{w,n}(\\beta) / \\sigma_{w,n}(0)$"),
+    log="x",
+    where=only("decay"),
+)
+S_RATIO = Spectrum(
+    *(relative_size("init_scale", 2.0), "init_scale", "$\\sigma_{w,n}(s) / \\sigma_{w,n}(2)$"),
+    log="x",
+    where=only("init_scale"),
+)
+
+_FIG2 = study_of(
+    "fig2",
+    "Sharpness and curvature, size and norm of the weights",
+    tuned,
+    panels=(
+        Scatter(
+            *(squared_sigma_g, "duality/eigenvalue", "$\\sigma_{g,n}^2$", "$H_n$"),
+            by=varied,
+            log="xy",
+            line=False,
+        ),
+        Scatter("total_w_data", "layer_norm", "$T_w$", "$\\|w\\|_2$", by=varied),
+        Scatter("total_g", trace, "$T_g$", "$T_h$", by=varied, title="inset of A"),
+    ),
+    claims=(
+        *claims_on(
+            {},
+            (
+                "sigma_g^2 and the Hessian's eigenvalue are highly correlated over directions.",
+                "2A: highly correlated",
+                between(
+                    log_correlation(
+                        *(squared_sigma_g, "duality/eigenvalue"),
+                        "correlation of log sigma_g^2 and log H",
+                    ),
+                    *(0.8, math.inf),
+                ),
+            ),
+            *(
+                (
+                    f"Over the {k} sharpest directions H_n is proportional to sigma_g^2.",
+                    "2A: linear at large sigma_g^2",
+                    proportional(squared_sigma_g, "duality/eigenvalue", largest=k),
+                )
+                for k in (N_SHARP, 50)
+            ),
+            (
+                "The trace of the Hessian goes with the total gradient variance.",
+                "2A, inset: highly correlated",
+                correlated("total_g", trace),
+            ),
+        ),
+        *claims_on(
+            only("decay", "init_scale", **ONE_N),
+            (
+                "T_w grows with the norm of the weights where beta and s vary.",
+                "2B: T_w increases with |w|",
+                correlated("layer_norm", "total_w_data"),
+            ),
+        ),
+        *(
+            claim
+            for key in ("learning_rate", "batch_size")
+            for name, column in (("|w|", "layer_norm"), ("T_w", "total_w_data"))
+            for claim in claims_on(
+                only(key, **ONE_N),
+                (
+                    f"{name} does not change with {LETTERS[key]}.",
+                    "2B: roughly constant",
+                    unchanged(column, key),
+                ),
+            )
+        ),
+    ),
+    differences=(*OTHER_IMAGES, *SQUARED),
+    reason=SPARSER,
+)
+
+_FIG3 = study_of(
+    "fig3",
+    "Learning rate and batch size",
+    Version.sgd,
+    panels=(
+        *three_panels("learning_rate", only("learning_rate")),
+        *three_panels("batch_size", only("batch_size")),
+    ),
+    claims=(
+        *by_sharpness("learning_rate", "falls", ["3A", "3B", "3C"]),
+        *by_sharpness("batch_size", "rises", ["3D", "3E", "3F"]),
+        *claims_on(
+            {},
+            (
+                "On average over the settings more than half of the gap comes from the 10 "
+                "sharpest of 900 directions.",
+                "3: more than 50 % in the example shown",
+                larger_part("sharp", "eq11"),
+            ),
+            (
+                "It does in every setting.",
+                "3: more than 50 % in the example shown",
+                at_least(sharp_share, 0.5),
+            ),
+        ),
+    ),
+    reason=SPARSER,
+)
+
+_FIG4 = study_of(
+    "fig4",
+    "Weight decay and initial scale",
+    Version.norms,
+    panels=(*three_panels("decay", only("decay")), *three_panels("init_scale", only("init_scale"))),
+    claims=(
+        *by_size("decay", "falls", ["4A", "4B", "4C"]),
+        *by_size("init_scale", "rises", ["4D", "4E", "4F"]),
+    ),
+    differences=SQUARED,
+    reason=GROWS_AGAIN,
+)
+
+_FIG4_NORM = study_of(
+    "fig4-norm",
+    "Weight decay with the penalty of the authors' demo",
+    lambda v: v.decayed("norm"),
+    panels=(*three_panels("decay", {}), replace(BETA_RATIO, title="as Fig. S5A")),
+    claims=(*by_size("decay", "falls", ["4A", "4B", "4C"]), *on_flat("decay", "falls", "S5A")),
+    differences=NORM,
+)
+
+
+STUDIES = (_FIG2, _FIG3, _FIG4, _FIG4_NORM)

@@ -1,0 +1,81 @@
+"""The names of runs in a store: they change with every setting and with the code behind it."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lowland.errors import InputError
+from lowland.experiment.configuration import Configuration
+from lowland.sweep.record import with_floats
+from lowland.usercode import imported, source_digest
+
+# The rooms of this package (its folders and files) whose code decides the trained weights.
+TRAINING_ROOMS = frozenset({"losses", "batches", "data", "optim", "training", "experiment"})
+# Rooms that say, show, hand out or keep what others compute. All the rest decides what is recorded
+# of a run: a new room counts until it is named here.
+SILENT_ROOMS = frozenset(
+    {"__init__", "__main__", "errors", "atomic", "report", "comparison"}
+    | {"sweep", "studies", "integrations", "cli"}
+)
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def key(configuration: Configuration) -> str:
+    """The name of a run: another one after a change of any setting, or of code that it runs."""
+    return key_of({**configuration.to_dict(), **_code(configuration, code_digest())})
+
+
+def training_key(configuration: Configuration) -> str:
+    """Equal for runs that train the same network in the same way, with the same code."""
+    digest = code_digest(TRAINING_ROOMS)
+    return key_of({**configuration.training(), **_code(configuration, digest)})
+
+
+@functools.cache
+def code_digest(rooms: frozenset[str] | None = None, package: Path = _PACKAGE) -> str:
+    """16 hexadecimal digits of SHA-256 of our own source, by default of all that makes numbers.
+
+    It is taken over names and contents of the files in these rooms, with Unix line ends: the same
+    source gives the same digest on every machine.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py"), key=lambda file: file.relative_to(package).parts):
+        parts = file.relative_to(package).with_suffix("").parts
+        if parts[0] in rooms if rooms is not None else parts[0] not in SILENT_ROOMS:
+            content = file.read_bytes().replace(b"\r\n", b"\n")
+            digest.update(f"{'/'.join(parts)} {len(content)}\n".encode())
+            digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def _code(configuration: Configuration, own: str) -> dict[str, str]:
+    """The digest of our own code, and of each file that functions of the user come from."""
+    names = {name: getattr(configuration, name) for name in ("data", "network", "loss")}
+    users = {name: _users_code(path, name) for name, path in names.items() if ":" in path}
+    return {"lowland": own, **{f"{name} source": digest for name, digest in users.items()}}
+
+
+@functools.cache
+def _users_code(path: str, option: str) -> str:
+    imported(path, option)
+    return source_digest(path)
+
+
+def key_of(document: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits of SHA-256 of a document.
+
+    The order of names does not matter, nor whether a number is written 1 or 1.0.
+    """
+    try:
+        plain = with_floats(document, lambda x: int(x) if x.is_integer() else x)
+        text = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "a configuration is made of finite numbers, texts, true, false, none, lists and "
+            f"mappings from texts; {error}"
+        ) from error
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
