@@ -246,9 +246,9 @@ def _jacobians(z: Tensor, points: list[Tensor], rows: Tensor) -> list[Tensor]:
 
 def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     """``d2l/dz2`` of each sample, (n, C, C): in closed form where the loss has one."""
-    soft = problem.loss.classes and targets.is_floating_point()  # shares of classes, not labels
-    if problem.loss.second is not None and z.ndim == 2 and not soft:
-        return problem.loss.second(z, targets)
+    closed = problem.loss.second(z, targets)
+    if closed is not None:
+        return closed
     leaf = z.requires_grad_()
     return second_derivative(problem.loss(leaf, targets), leaf)
 

@@ -181,6 +181,8 @@ def layer(problem: Problem, name: str) -> Layer:
 
 
 def _candidates(problem: Problem) -> dict[str, Layer]:
+    if problem.loss.needs_model:  # which may run the layers more than once
+        return {}
     return {
         name: MatrixLayer(name, module)
         if isinstance(module, _Matrix)

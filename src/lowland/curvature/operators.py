@@ -1,5 +1,7 @@
 """Curvature matrices of the mean training loss as operators: products without the matrix."""
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,6 +37,7 @@ class Curvature(ABC):
 
     kind: str
 
+    @differentiating()
     def __init__(self, problem: Problem, params: str | list[str] | None = None) -> None:
         self.problem = problem
         self.params = problem.select(params)
@@ -68,6 +71,7 @@ class Curvature(ABC):
             f"{self.strategy}, {kept})"
         )
 
+    @differentiating()
     def __matmul__(self, V: Tensor) -> Tensor:
         if V.ndim not in (1, 2) or len(V) != self.size:
             raise InputError(
@@ -79,7 +83,7 @@ class Curvature(ABC):
             with self.problem.measuring():
                 self._graphs = list(self._made())
         # Kept graphs need nothing of the model any more, and so none of the care it is run with.
-        with differentiating(self.device) if self.kept else self.problem.measuring():
+        with contextlib.nullcontext() if self.kept else self.problem.measuring():
             sums = torch.zeros_like(columns)
             for product in self._graphs or self._made():
                 for j, v in enumerate(columns.unbind(1)):
@@ -148,17 +152,20 @@ class Hessian(Curvature):
         rounding, its curvature is rounding too.
         """
         few = self._hardest(next(self.problem.batches("train")))
-        z = self.problem.outputs(few.inputs, self._leaves)
-        if not self.problem.loss(z, few.targets).requires_grad:
+        losses = self.problem.batch_losses(few, self._leaves)
+        if not losses.requires_grad:
             raise InputError(
                 f"loss {self.problem.loss.name!r} has no gradient with respect to "
                 f"{', '.join(self.params)}: it is not differentiable, or does not depend on them"
             )
+        sloped = losses
+        if not self.problem.loss.needs_model:
+            sloped = self.problem.outputs(few.inputs, self._leaves)
         failures = []
         for way in self._WAYS:
             build = partial(way, self.problem, self._leaves)
             try:
-                asymmetry = self._asymmetry(build(few), z)
+                asymmetry = self._asymmetry(build(few), sloped)
             except (RuntimeError, NotImplementedError) as error:
                 failures.append(f"{way.name}: {str(error).splitlines()[0]}")
                 continue
@@ -173,7 +180,7 @@ class Hessian(Curvature):
 
     def _hardest(self, batch: Batch) -> Batch:
         with torch.no_grad():
-            losses = self.problem.loss(self.problem.outputs(batch.inputs), batch.targets)
+            losses = self.problem.batch_losses(batch)
         first = losses.nan_to_num().topk(min(2, len(losses))).indices
         return batch.map(lambda t: t[first.to(t.device)])
 
@@ -202,7 +209,7 @@ class Hessian(Curvature):
         difference = abs(float(u @ Hv - v @ Hu))
         if difference <= rounding(self.dtype) * squared * float(u.norm() * v.norm()):
             return 0.0
-        return difference / scale
+        return difference / scale if scale else math.inf
 
 
 class Remainder(Curvature):
@@ -223,7 +230,9 @@ class GGN(Curvature):
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
         return self._gauss_newton(products.output_hessian)
 
-    def _gauss_newton(self, middle: products.Middle) -> tuple[Callable[[Batch], BatchProduct], str]:
+    def _gauss_newton(
+        self, middle: Callable[..., products.Middle]
+    ) -> tuple[Callable[[Batch], BatchProduct], str]:
         build = partial(products.GaussNewton, self.problem, self._leaves, middle=middle)
         return build, products.GaussNewton.name
 
@@ -240,20 +249,11 @@ class Fisher(GGN):
         self.kind = "empirical fisher" if labels == "data" else "true fisher"
         if labels not in ("data", "model"):
             raise InputError(f"labels must be 'data' or 'model'; got {labels!r}")
-        if labels == "model" and not problem.loss.classes and problem.loss.name != "mse":
-            raise InputError(
-                f"the true Fisher matrix needs to know how the model draws targets, which the loss "
-                f"{problem.loss.name!r} does not tell; it is known for class labels and for 'mse'"
-            )
         super().__init__(problem, params)
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], str]:
-        if self.kind == "empirical fisher":
-            return self._gauss_newton(products.identity)
-        if self.problem.loss.name == "mse":
-            # exp(-loss) is a Gaussian whose mean is z: E[g g^T] is its constant second derivative
-            return self._gauss_newton(products.output_hessian)
-        return self._gauss_newton(products.model_labels)
+        drawn = self.kind == "true fisher"
+        return self._gauss_newton(products.drawn_targets if drawn else products.identity)
 
 
 def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:

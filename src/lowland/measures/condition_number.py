@@ -36,9 +36,10 @@ def _blind_to_shifts(problem: Problem, H: Hessian) -> bool:
 
     So it is in front of a softmax, and one product finds out at once.
     """
-    name, weight = next((n, p) for n, p in reversed(problem.params.items()) if p.ndim == 2)
-    if name not in H.slices:
+    matrices = [(n, p) for n, p in problem.params.items() if p.ndim == 2]
+    if not matrices or matrices[-1][0] not in H.slices:
         return False
+    name, weight = matrices[-1]
     v = torch.zeros(H.size, dtype=H.dtype, device=H.device)
     row = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0)).to(v)
     v[H.slices[name]] = (row / row.norm()).expand_as(weight).flatten() / len(weight) ** 0.5

@@ -15,9 +15,8 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
-
 from lowland.errors import InputError
+from lowland.usercode import blame, described
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,6 +223,9 @@ def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
         found = chosen.function(problem.with_loss(chosen.loss) if chosen.loss else problem)
     except InputError as error:
         return row(None, f"does not apply: {error}")
+    except Exception as error:  # of the user's code or a defect of ours: the other measures stand
+        where = blame(error) or "in Lowland itself"
+        return row(None, f"failed: {described(error)} ({where})")
     if not math.isfinite(found.value):
         return row(None, f"is not finite: {found.method}")
     return row(found, None)
@@ -235,10 +237,7 @@ def _seconds_of_a_gradient(problem: "Problem") -> float:
     for _ in range(2):  # the first also warms up
         began = time.perf_counter()
         with problem.measuring():
-            leaves = {n: p.clone().requires_grad_() for n, p in problem.params.items()}
-            for batch in problem.batches():
-                loss = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets).sum()
-                torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            problem.gradient()
         times.append(time.perf_counter() - began)
     return max(min(times), 1e-9)
 

@@ -48,7 +48,7 @@ def _last_dense(problem: Problem) -> str:
         if isinstance(module, nn.Linear)
     ]
     with problem.measuring(), torch.no_grad(), tapped(dense) as taps:
-        problem.outputs(next(problem.batches("train")).map(lambda t: t[:1]).inputs)
+        problem.outputs(problem.first(1).inputs)
     if not taps:
         raise InputError("the model has no dense layer")
     return list(taps)[-1]

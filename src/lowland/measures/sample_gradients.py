@@ -40,7 +40,7 @@ def sample_gradients(problem: Problem) -> SampleGradients:
     with problem.measuring():
         for batch in problem.batches("train", min(_CHUNK, samples_within(problem, each))):
             with tapped(known) as taps:
-                losses = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets)
+                losses = problem.batch_losses(batch, leaves)
             if not losses.requires_grad:
                 raise InputError(f"loss {problem.loss.name!r} has no gradient")
             points = [t.a for t in taps.values()]
@@ -71,7 +71,7 @@ def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> di
 
     def loss(params: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
         one = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
-        return problem.loss(problem.outputs(one.inputs, params), one.targets)[0]
+        return problem.batch_losses(one, params)[0]
 
     try:
         return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
@@ -81,7 +81,7 @@ def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> di
         leaves = {name: p.clone().requires_grad_() for name, p in chosen.items()}
         rows = [
             torch.autograd.grad(
-                problem.loss(problem.outputs(one.inputs, leaves), one.targets).sum(),
+                problem.batch_losses(one, leaves).sum(),
                 list(leaves.values()),
                 materialize_grads=True,
             )

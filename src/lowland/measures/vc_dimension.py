@@ -38,7 +38,7 @@ def vc_dimension(problem: Problem) -> Value:
     matrices = [at for at in known.values() if isinstance(at, MatrixLayer)]
     if not matrices:
         raise InputError("the model has no dense layer or convolution")
-    one = next(problem.batches()).map(lambda t: t[:1])
+    one = problem.first(1)
     with problem.measuring(), tapped(list(matrices)) as taps:
         problem.outputs(one.inputs)
     *hidden, _ = taps.values()  # in the order of the forward pass; the last gives the outputs

@@ -1,0 +1,6 @@
+"""A model, a per-sample loss and data, and measuring them without a trace."""
+
+from lowland.problem.problem import Problem, unwrap
+from lowland.problem.traceless import differentiating
+
+__all__ = ["Problem", "differentiating", "unwrap"]
