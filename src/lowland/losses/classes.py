@@ -1,7 +1,7 @@
 """Losses of class labels: one label for each sample, or one for each of its positions."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -89,19 +89,26 @@ class ClassLoss(Loss):
         """The labels, with any class in place of those that do not count."""
         return targets.long().where(counted, 0)
 
-    def check_targets(self, outputs: Tensor, targets: Tensor, split: str) -> None:
+    def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
         """Labels must be classes of the model's, shares must be shares, and each sample counts."""
-        soft = targets.is_floating_point()
         if outputs.ndim == 1 or outputs.shape[1:].numel() == 1:
             raise InputError(
                 f"loss {self.name!r} compares the scores of two classes or more, but the model has "
                 "one output; pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for "
                 "two classes"
             )
-        if soft:
-            self._check_shares(outputs, targets, split)
-            return
-        classes = outputs.shape[class_axis(outputs, targets[: len(outputs)])]
+        for split, all_targets in every.items():
+            if all_targets.is_floating_point():
+                self._check_shares(outputs, all_targets, split)
+            elif not targets.is_floating_point():
+                try:
+                    classes = outputs.shape[class_axis(outputs, targets)]
+                except ValueError:
+                    break  # the loss itself says so
+                self._check_labels(classes, all_targets, split)
+        super().check(outputs, targets, every)
+
+    def _check_labels(self, classes: int, targets: Tensor, split: str) -> None:
         counted = self._counted(targets)
         empty = int((~counted.view(len(targets), -1).any(1)).sum())
         if empty:

@@ -1,6 +1,6 @@
 """Losses that compare each output with a target of its own, averaged over a sample's outputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -83,14 +83,16 @@ class BinaryLoss(ElementwiseLoss):
         super().__init__(name, elements, weights=weights, unit=unit)
         self.threshold, self.low = threshold, -1.0 if signed else 0.0
 
-    def check_targets(self, outputs: Tensor, targets: Tensor, split: str) -> None:
-        """They lie between no and yes."""
-        low, high = float(targets.min()), float(targets.max())
-        if low < self.low or high > 1:
-            raise InputError(
-                f"{split} targets run from {low:.3g} to {high:.3g}; loss {self.name!r} needs them "
-                f"between {self.low:g} and 1"
-            )
+    def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
+        """Targets lie between no and yes."""
+        for split, all_targets in every.items():
+            low, high = float(all_targets.min()), float(all_targets.max())
+            if low < self.low or high > 1:
+                raise InputError(
+                    f"{split} targets run from {low:.3g} to {high:.3g}; loss {self.name!r} needs "
+                    f"them between {self.low:g} and 1"
+                )
+        super().check(outputs, targets, every)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         """Summed over no and yes, for one output."""

@@ -1,7 +1,7 @@
 """What a loss is to the rest of Lowland: one number per sample, and what may be asked about it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,11 +58,12 @@ class Loss(ABC):
         """The loss for training data with these targets: weights of classes depend on them."""
         return self
 
-    def check(self, outputs: Tensor, targets: Tensor) -> None:  # noqa: B027
-        """Raise an error if the losses of these samples are not what the user's loss gives."""
+    def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
+        """Raise an error if the loss does not fit outputs and targets of a few samples.
 
-    def check_targets(self, outputs: Tensor, targets: Tensor, split: str) -> None:  # noqa: B027
-        """Raise an error if some targets of a whole split cannot be compared with such outputs."""
+        ``every`` has all targets by split: none of them may be one that cannot be compared.
+        """
+        self(outputs, targets)
 
     def second(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """``d2l/dz2`` (n, C, C) in closed form, or None where there is none."""

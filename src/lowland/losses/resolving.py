@@ -2,7 +2,7 @@
 
 import copy
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -106,11 +106,12 @@ class OwnModule(OwnLoss):
         losses = self.function(outputs, targets)
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
+    def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
         """The mean of the samples' losses must be what the module itself returns."""
+        mean = self(outputs, targets).mean()
         if self.module.reduction == "none":
             return
-        own, mean = self.module(outputs, targets), self(outputs, targets).mean()
+        own = self.module(outputs, targets)
         if own.ndim > 0 or not torch.allclose(own, mean, rtol=1e-4, atol=1e-6):
             raise InputError(
                 f"loss {self.name!r} returns {float(own.mean()):.6g} for {len(outputs)} samples, "

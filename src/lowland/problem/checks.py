@@ -77,10 +77,9 @@ def check_loss(problem: "Problem") -> None:
         outputs = _evaluated(problem, few)
         if loss.needs_model:
             return
-        for split in ("train", "test") if problem.has_test else ("train",):
-            loss.check_targets(outputs, problem.data(split).targets, split)
+        splits = ("train", "test") if problem.has_test else ("train",)
+        loss.check(outputs, few.targets, {s: problem.data(s).targets for s in splits})
         losses = loss(outputs, few.targets)
-        loss.check(outputs, few.targets)
         for size in () if loss.separate else _PARTS:
             parts = zip(outputs.split(size), few.targets.split(size), strict=True)
             alone = torch.cat([loss(z, y) for z, y in parts])

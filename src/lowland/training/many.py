@@ -324,7 +324,7 @@ class _Stack:
             losses = self._each_sample(Loss.__call__, outputs, y)
             total += losses.sum(1, dtype=torch.float64).cpu()
             if has_errors:
-                wrong += self._each_sample(Loss.wrong, outputs, y).sum(1).cpu()
+                wrong += self._each_sample(_wrong, outputs, y).sum(1).cpu()
         squares = [self._each(self.still), *(_squares(self.weights[n]) for n in self.learnt)]
         norms = torch.stack(squares).sum(0).sqrt()
         return [
@@ -355,6 +355,10 @@ class _Stack:
             for name in self.learnt:
                 place = (slice(None), self.seen) if name == self.first else ...
                 state[name][place] = self.weights[name][i]
+
+
+def _wrong(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    return loss.wrong(outputs, targets)
 
 
 def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Tensor]:
