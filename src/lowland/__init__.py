@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from lowland.dual import Decomposition, Decompositions, Pairs, duality, pair
     from lowland.errors import InputError
+    from lowland.losses import ModelLoss
     from lowland.measures import Measurement, Measurements, Stress, measure, stress
     from lowland.problem import Problem
     from lowland.rescaling import rescale
@@ -43,6 +44,7 @@ __all__ = [
     "InputError",
     "Measurement",
     "Measurements",
+    "ModelLoss",
     "Pairs",
     "Problem",
     "Stress",
@@ -89,6 +91,7 @@ _ROOMS = {
     ),
     "dual": ("Decomposition", "Decompositions", "Pairs", "duality", "pair"),
     "errors": ("InputError",),
+    "losses": ("ModelLoss",),
     "measures": ("Measurement", "Measurements", "Stress", "measure", "stress"),
     "problem": ("Problem",),
     "rescaling": ("rescale",),

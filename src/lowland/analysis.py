@@ -24,8 +24,9 @@ from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.decomposition import TRUSTED, Gauge
 from lowland.errors import InputError
 from lowland.measures import Measurements, measure
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 from lowland.results import BALANCED, FILES, Analysis
+from lowland.usercode import described
 
 OUTCOME = ("train_loss", "test_loss", "train_error", "test_error", "gap")  # always measured
 
@@ -40,6 +41,7 @@ _DETAILS = 5_000_000
 _LAYERS = 1_000_000
 
 
+@differentiating()
 def analyze(
     problem: Problem,
     layer_name: str | None = None,
@@ -161,10 +163,11 @@ def _decomposed(
         found = duality(
             problem, chosen, pairs=pairs, leading_order=details, widths=widths, **options
         )
-    except InputError as error:
+    except Exception as error:
         if asked_for:
             raise
-        notes.append(f"The gap was not decomposed: {error}.")
+        why = error if isinstance(error, InputError) else described(error)
+        notes.append(f"The gap was not decomposed: {why}.")
         return None, None, None
     if found.excluded:
         notes.append(

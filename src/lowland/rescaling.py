@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lowland.curvature.layers import AffineLayer, Layer, MatrixLayer, layers, tapped
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 By = Literal["layers", "units", "norms", "split", "outputs"]
 
@@ -69,6 +69,7 @@ class Joint:
         return weight.reshape(groups, out, self.units // groups, -1)
 
 
+@differentiating()
 def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
     """The same function with other weights, on a copy of the model; the last one: same decisions.
 

@@ -7,7 +7,7 @@ from lowland.curvature.factors import Factors, Kind, factors
 from lowland.curvature.layers import MatrixLayer, layer
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 # Numbers in flight in one step of a product; more only leaves the cache.
 _CHUNK = 1 << 24
@@ -104,6 +104,7 @@ class LayerBlock:
         return square**0.5 / self._count
 
 
+@differentiating()
 def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> LayerBlock:
     """The exact curvature block of one layer's weight as an operator, for layers of any width."""
     return layer_operators(problem, [name], kind)[name]

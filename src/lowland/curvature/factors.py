@@ -143,6 +143,8 @@ def passes(problem: Problem, chosen: list[Layer]) -> dict[str, int]:
 
     0 where all that follows the layer is piecewise linear: its block is its GGN block.
     """
+    if not chosen:
+        return {}
     with problem.measuring():
         one = next(problem.batches("train")).map(lambda t: t[:1])
         with tapped(chosen) as taps:
@@ -223,7 +225,7 @@ def _seen(A: Tensor) -> Tensor:
 
 def _jacobians(z: Tensor, points: list[Tensor], rows: Tensor) -> list[Tensor]:
     """For each point a: the gradients of ``rows z`` with respect to a, (r, n, ...)."""
-    flat = z.flatten(1)
+    flat = z.reshape(len(z), -1)  # also of outputs (n,)
     n, (r, C) = len(flat), rows.shape
     units = rows.unsqueeze(1).expand(r, n, C)
     if r * n <= _BATCHED:  # all of them in one pass: as many samples, fewer calls
@@ -264,12 +266,12 @@ def _identity(tap: Tap) -> Tensor:
 def second_derivative(losses: Tensor, at: Tensor) -> Tensor:
     """``d2l/d at2`` for each sample, (n, D, D) with D the size of one sample of ``at``."""
     (gradient,) = torch.autograd.grad(losses.sum(), at, create_graph=True, materialize_grads=True)
-    gradient = gradient.flatten(1)  # (n, D)
+    gradient = gradient.reshape(len(gradient), -1)  # (n, D), also of outputs (n,)
     if not gradient.requires_grad:  # the loss is linear here
         return gradient.new_zeros(*gradient.shape, gradient.shape[1])
     rows = [
         torch.autograd.grad(gradient[:, d].sum(), at, retain_graph=True, materialize_grads=True)[0]
         for d in range(gradient.shape[1])
     ]
-    S = torch.stack([r.detach().flatten(1) for r in rows], dim=1)
+    S = torch.stack([r.detach().view_as(gradient) for r in rows], dim=1)
     return (S + S.mT) / 2

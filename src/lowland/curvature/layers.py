@@ -236,17 +236,21 @@ def tapped(chosen: Sequence[Layer]) -> Iterator[dict[str, Tap]]:
 
 def _opaque(problem: Problem, found: dict[str, Layer]) -> dict[str, str]:
     """The layers among ``found`` whose gradients do not follow from their own x and a, and why."""
-    reasons = {}
-    few = next(problem.batches("train")).map(lambda t: t[:2])
+    reasons: dict[str, str] = {}
+    if not found:
+        return reasons
+    few = problem.first(2)
     names = {at.weight_name: at for at in found.values()}
     with problem.measuring():
         leaves = {
             n: problem.params[n].clone().requires_grad_() for n in names if n in problem.params
         }
         with tapped(list(found.values())) as taps:
-            loss = problem.loss(problem.outputs(few.inputs, leaves), few.targets).sum()
+            loss = problem.batch_losses(few, leaves).sum()
         for name, at in found.items():
-            if at.weight_name not in leaves:
+            if at.weight_name in problem.frozen:
+                reasons[name] = "is frozen (Problem(params='all') measures it all the same)"
+            elif at.weight_name not in leaves:
                 reasons[name] = "shares its weight with another layer"
             elif name not in taps:
                 reasons[name] = "takes no part in the forward pass"

@@ -29,7 +29,7 @@ def graph_bytes(problem: Problem, build: Callable[[Batch], Any]) -> int:
     """The bytes per sample that autograd saves for the graph that ``build`` makes of a batch."""
     one, two = (_saved(build, problem.first(count)) for count in (1, 2))
     return (
-        max(two - one, 1) if len(problem.first(2)) > 1 else one
+        max(two - one, 1) if len(problem.first(2)) > 1 else max(one, 1)
     )  # the difference leaves out parameters
 
 

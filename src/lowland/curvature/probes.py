@@ -103,7 +103,7 @@ class _Draws:
         (linear,) = torch.autograd.grad(z, t, c, create_graph=True)
         (dz,) = torch.autograd.grad(linear.sum(), c, retain_graph=True)
         A = output_curvature(problem, z.detach(), batch.targets)
-        Adz = (A @ dz.flatten(1).unsqueeze(2)).view_as(z)
+        Adz = (A @ dz.reshape(len(dz), -1, 1)).view_as(z)
         (gauss_newton,) = torch.autograd.grad(z, t, Adz, retain_graph=True)
         (first,) = torch.autograd.grad(losses.sum(), t, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), t)

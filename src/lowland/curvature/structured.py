@@ -21,7 +21,7 @@ from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remaind
 from lowland.curvature.probes import remainder_trace
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 # Double backward passes up to which the remainder is exact rather than estimated. A trace takes
 # some hundred products to estimate, a diagonal some thousand.
@@ -29,6 +29,7 @@ _TRACE_PASSES = 256
 _DIAGONAL_PASSES = 4096
 
 
+@differentiating()
 def trace(
     A: Operator, *, rtol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
 ) -> Estimate:
@@ -118,6 +119,7 @@ class Diagonal(Mapping[str, Tensor]):
         return f"Diagonal({exact} parameters exact, {len(self.stderr)} by {self.samples} products)"
 
 
+@differentiating()
 def diagonal(
     problem: Problem, kind: Kind = "hessian", *, rtol: float = 0.1, seed: int = 0
 ) -> Diagonal:

@@ -30,7 +30,7 @@ from lowland.dual.moments import moments, unseen_sigma_g
 from lowland.dual.pairing import Pairs, pair
 from lowland.dual.shifts import Paired, Shifts, dual_shifts, held_bytes, positions
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 from lowland.rescaling import balanced
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ def duality(problem: Problem, name: str, **options: object) -> Decomposition: ..
 def duality(
     problem: Problem, name: list[str] | None = None, **options: object
 ) -> Decompositions: ...
-def duality(  # type: ignore[misc]
+@differentiating()  # type: ignore[misc]
+def duality(
     problem: Problem,
     name: str | list[str] | None = None,
     *,

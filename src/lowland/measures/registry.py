@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lowland.errors import InputError
+from lowland.problem import differentiating
 from lowland.usercode import blame, described
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ def registered() -> dict[str, Measure]:
     return {m.name: m for m in order}
 
 
+@differentiating()
 def measure(
     problem: "Problem",
     names: list[str] | str | None = None,
@@ -203,7 +205,7 @@ def measure(
     return Measurements(rows)
 
 
-def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
+def _run(chosen: Measure, problem: "Problem", gradient: float | None) -> Measurement:
     began = time.perf_counter()
 
     def row(found: Value | None, reason: str | None) -> Measurement:
@@ -212,7 +214,11 @@ def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
             vars(found) if found else {"value": None, "stderr": None, "method": None, "parts": {}}
         )
         return Measurement(
-            chosen, reason=reason, seconds=seconds, gradients=seconds / gradient, **known
+            chosen,
+            reason=reason,
+            seconds=seconds,
+            gradients=seconds / gradient if gradient else None,
+            **known,
         )
 
     if chosen.needs_test and not problem.has_test:
@@ -231,13 +237,15 @@ def _run(chosen: Measure, problem: "Problem", gradient: float) -> Measurement:
     return row(found, None)
 
 
-def _seconds_of_a_gradient(problem: "Problem") -> float:
-    """How long one gradient of the training loss takes, the unit of cost."""
+def _seconds_of_a_gradient(problem: "Problem") -> float | None:
+    """How long one gradient of the training loss takes, the unit of cost; None if it fails."""
     times = []
     for _ in range(2):  # the first also warms up
         began = time.perf_counter()
-        with problem.measuring():
+        try:
             problem.gradient()
+        except Exception:  # the measures that need one say why
+            return None
         times.append(time.perf_counter() - began)
     return max(min(times), 1e-9)
 

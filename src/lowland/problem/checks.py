@@ -137,13 +137,18 @@ def check_recomputing(problem: "Problem") -> None:
     """Refuse activation checkpointing: it would compute with other weights than were asked for."""
     with problem.measuring():
         leaves = {n: p.detach().requires_grad_() for n, p in problem.params.items()}
+        # Where no input has a gradient, one kind of checkpointing gives none to the weights either.
+        few = problem.first(1)
+        with_gradient = few.map(lambda t: t.detach().requires_grad_(t.is_floating_point()))
+        one = Batch(with_gradient.inputs, few.targets)
         try:
             with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
-                losses = problem.batch_losses(problem.first(1), leaves)
+                losses = problem.batch_losses(one, leaves)
             if losses.requires_grad:
-                torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+                reached = [t for t in pytree.tree_leaves(one.inputs) if t.requires_grad]
+                torch.autograd.grad(losses.sum(), [*leaves.values(), *reached], allow_unused=True)
         except RuntimeError as error:
-            if _CHECKPOINTED in str(error) or "Checkpointing is not compatible" in str(error):
+            if _CHECKPOINTED in str(error) or "torch.utils.checkpoint" in str(error):
                 raise InputError(_CHECKPOINTED) from error
 
 
