@@ -447,23 +447,22 @@ def test_unusual_shapes_are_measured(model, loss, targets):
     "context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
 )
 def test_every_public_call_works_whatever_the_caller_has_switched_off(context):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
-
     def everything() -> list[float]:
-        x = X.clone()  # of inference mode, where that is on
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 3))
+        nn.utils.vector_to_parameters(torch.linspace(-1, 1, 33).sin(), model.parameters())
+        x = X.clone()  # of inference mode, as the model is, where that is on
         problem = Problem(model, train=(x, Y), test=(x + 0.1, Y))
         H = ll.hessian(problem)
         rows = ll.measure(problem, ["trace", "gradient_variance", "keskar_sharpness", "pac_bayes"])
         return [
             *(ll.trace(A).value for A in (H, ll.ggn(problem), ll.fisher(problem))),
-            *(H @ torch.ones(27)).tolist(),
+            *(H @ torch.ones(33)).tolist(),
             *ll.eigsh(H, 2).values.tolist(),
             float(ll.diagonal(problem)["0.weight"].sum()),
             float(ll.spectral_density(H).weights.sum()),
             float(ll.layer_hessian(problem, "0").sum()),
             ll.trace(ll.layer_operator(problem, "0")).value,
-            ll.duality(problem, "2").eq9,
+            ll.duality(problem, "3").eq9,
             float(ll.rescale(problem, "layers", 2.0).losses().sum()),
             problem.gradient()[0],
             *(row.value for row in rows.values()),

@@ -271,6 +271,7 @@ def _subject(problem: Problem, chosen: str | None, title: str | None) -> dict[st
         "layer_shape": list(known[chosen].weight.shape) if chosen is not None else None,
         "layers": list(known),
         "loss": problem.loss.name,
+        "unit": problem.loss.unit,
         "train_samples": len(problem.train),
         "test_samples": len(problem.test),
         "device": str(problem.device),

@@ -79,7 +79,7 @@ class Problem:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
         if params not in ("trainable", "all"):
             raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
-        self.memory, self._batch_size = memory, batch_size
+        self.memory, self._batch_size, self._which = memory, batch_size, params
         self._depth = 0
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         model = unwrap(model)
@@ -124,7 +124,8 @@ class Problem:
                 f"the model has no parameter {missing[0]!r} any more; make a new Problem after "
                 "changing the model's structure"
             )
-        return found | dict(self.model.named_buffers())
+        buffers = self.model.named_buffers()
+        return found | {n: b.clone() if b.is_inference() else b for n, b in buffers}
 
     @property
     def test(self) -> Batches:
@@ -297,6 +298,7 @@ class Problem:
             chosen.update({name: self.params[name] for name in found})
         return {name: p for name, p in self.params.items() if name in chosen}
 
+    @differentiating()
     def at(self, params: Mapping[str, Tensor]) -> "Problem":
         """The same problem at another point of weight space, on a copy of the model."""
         other = self._with(copy.deepcopy(self.model), self._names)
@@ -307,8 +309,8 @@ class Problem:
         return other
 
     def of(self, model: nn.Module) -> "Problem":
-        """The same loss and data with another model, whose trainable parameters are measured."""
-        return self._with(model, _measured(model, "trainable"))
+        """The same loss and data with another model."""
+        return self._with(model, _measured(model, self._which))
 
     def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
         other = copy.copy(self)
@@ -383,7 +385,7 @@ def _wider(model: nn.Module) -> torch.dtype | None:
 
 def _constant(t: Tensor) -> Tensor:
     """The tensor without its graph; a copy if it is of inference mode, which has no gradients."""
-    return t.clone() if t.is_inference() else t.detach()
+    return t.detach().clone() if t.is_inference() else t.detach()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

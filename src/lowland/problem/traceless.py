@@ -39,13 +39,18 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.inference_mode(False), torch.no_grad():
             for module, own, buffers, values in before:
-                vars(module).clear()
-                vars(module).update(own)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+                _put_back(vars(module), own)
+                _put_back(module._buffers, buffers)
                 for tensor, value in values:
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
+
+
+def _put_back(now: dict, before: dict) -> None:
+    """Make a dictionary hold the very objects that it held before."""
+    for key in now.keys() - before.keys():
+        del now[key]
+    now.update(before)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from lowland.report.numbers import number, percent
 
 # A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
-# regression in any unit. Cross-entropy has a unit of its own (nats), hence an absolute bound too.
+# regression in any unit. Some losses have a unit of their own (nats), hence an absolute bound too.
 NEGLIGIBLE_SHARE = 0.02
 NEGLIGIBLE_NATS = 1e-3
 
@@ -172,7 +172,7 @@ def _negligible(results: dict[str, Any]) -> bool:
     gap = abs(outcome["gap"])
     losses = (outcome["test_loss"], outcome["train_loss"])
     scale = max((abs(loss) for loss in losses if _finite(loss)), default=0.0)
-    if results["subject"]["loss"] == "cross_entropy" and gap < NEGLIGIBLE_NATS:
+    if results["subject"].get("unit") == "nats" and gap < NEGLIGIBLE_NATS:
         return True
     return bool(gap <= NEGLIGIBLE_SHARE * scale)
 
