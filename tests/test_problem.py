@@ -332,7 +332,12 @@ def test_a_loss_that_runs_the_model_itself():
     (slope,) = torch.autograd.grad(mean_loss(w.requires_grad_()), w)
     torch.testing.assert_close(torch.cat([g.flatten() for g in slopes.values()]), slope)
     assert problem.losses("test").shape == (10,)
-    for needs_outputs in (ll.ggn, lambda p: ll.fisher(p, labels="model"), Problem.wrong):
+    for needs_outputs in (
+        ll.ggn,
+        lambda p: ll.fisher(p, labels="model"),
+        lambda p: ll.layer_hessian(p, "0"),
+        Problem.wrong,
+    ):
         with pytest.raises(InputError, match="penalised"):
             needs_outputs(problem)
     found = ll.measure(problem, ["trace", "train_error", "flat_part", "fisher_trace"])

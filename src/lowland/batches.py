@@ -7,6 +7,7 @@ therefore read in the order of its data set, and one that hands out other data o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -102,11 +103,15 @@ class Batches:
     def _read(self, loader: DataLoader) -> None:
         """Read everything once, check it, and keep it if it is small enough."""
         parts: list[Batch] = []
-        targets, size = [], 0
+        opening: list[Batch] = []  # the first samples, to compare with another pass
+        targets, size, count = [], 0, 0
         for raw in loader:
             batch = _split_batch(raw, self.split)
             _check_lengths(batch, self.split)
             _check_finite(batch, self.split)
+            if count < _COMPARED:
+                opening.append(batch)
+            count += len(batch)
             targets.append(batch.targets)
             size += sum(t.nbytes for t in pytree.tree_leaves(batch.inputs))
             if size > HELD_BYTES:
@@ -115,7 +120,7 @@ class Batches:
                 parts.append(batch)
         if not targets:
             raise InputError(f"the {self.split} data is empty; at least one sample is needed")
-        if not self._is_same_again(loader):
+        if not self._is_same_again(loader, opening):
             raise InputError(
                 f"the {self.split} loader returns other data on each pass (random augmentation "
                 "or an order of its own?); pass it without random transforms, or pass tensors: "
@@ -131,22 +136,15 @@ class Batches:
         else:
             self._parts = parts
 
-    def _is_same_again(self, loader: DataLoader) -> bool:
+    def _is_same_again(self, loader: DataLoader, opening: list[Batch]) -> bool:
         """Whether the first samples come again as they are.
 
         Augmentation that changes a sample with probability p goes unnoticed with probability
         ``(p^2 + (1 - p)^2)^256``, once in 170 times for p = 1/100. Data that is kept in memory is
         still one fixed data set then, though another one each time it is read.
         """
-        seen = 0
-        for passes in zip(loader, loader, strict=False):
-            first, again = (_split_batch(raw, self.split) for raw in passes)
-            if not _equal(first, again):
-                return False
-            seen += len(first)
-            if seen >= _COMPARED:
-                break
-        return True
+        again = [_split_batch(raw, self.split) for raw in islice(loader, len(opening))]
+        return len(again) == len(opening) and all(map(_equal, opening, again))
 
 
 def _in_fixed_order(source: Any, split: str, batch_size: int) -> DataLoader:

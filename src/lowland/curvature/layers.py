@@ -162,6 +162,11 @@ def layers(problem: Problem) -> dict[str, Layer]:
 
 def layer(problem: Problem, name: str) -> Layer:
     """The layer called ``name``, or an error that says why not and lists those there are."""
+    if problem.loss.needs_model:
+        raise InputError(
+            f"loss {problem.loss.name!r} is computed from the model itself, which may run a layer "
+            "more than once; layers are seen through for losses of the model's outputs"
+        )
     candidates = _candidates(problem)
     opaque = _opaque(problem, candidates)
     if name in candidates and name not in opaque:

@@ -69,7 +69,7 @@ class ClassLoss(Loss):
         """The mean over a sample's counted positions, over the mean weight of a label."""
         axis = class_axis(outputs, targets)
         n, C = len(outputs), outputs.shape[axis]
-        scores = outputs.movedim(axis, -1).reshape(-1, C)
+        scores = outputs if outputs.ndim == 2 else outputs.movedim(axis, -1).reshape(-1, C)
         if targets.is_floating_point():
             losses = self.rows(scores, targets.movedim(1, -1).reshape(-1, C))
             losses = losses.view(n, -1).mean(1)
