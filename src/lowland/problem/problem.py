@@ -16,10 +16,10 @@ from lowland.distributed import total, total_count
 from lowland.errors import InputError
 from lowland.losses import LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
+from lowland.problem.model import arguments, constant, measured_names, unwrap, wider
 from lowland.problem.traceless import differentiating, modules_kept, random_state_kept
 
 _BATCH = 1024  # samples at once, where nothing else decides
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Problem:
@@ -85,9 +85,9 @@ class Problem:
         model = unwrap(model)
         check_tensors(model)
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
-            dtype = dtype or _wider(model)
+            dtype = dtype or wider(model)
             self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
-            self._names = _measured(self.model, params)
+            self._names = measured_names(self.model, params)
             size = batch_size or _BATCH
             self.train = Batches(train, "train", size)
             self._test = Batches(test, "test", size) if test is not None else None
@@ -117,7 +117,7 @@ class Problem:
 
     def _read(self) -> dict[str, Tensor]:
         """Every parameter and buffer as a constant, by name."""
-        found = {n: _constant(p) for n, p in self.model.named_parameters()}
+        found = {n: constant(p) for n, p in self.model.named_parameters()}
         missing = [n for n in self._names if n not in found]
         if missing:
             raise InputError(
@@ -197,7 +197,7 @@ class Problem:
         device, dtype = self.device, self.dtype
         with torch.inference_mode(False):
             return batch.map(
-                lambda t: _constant(t).to(device, dtype if t.is_floating_point() else None)
+                lambda t: constant(t).to(device, dtype if t.is_floating_point() else None)
             )
 
     def outputs(self, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -206,7 +206,7 @@ class Problem:
         ``params`` replaces some of the parameters; the others enter as constants, so that no
         gradient ever reaches the user's own tensors.
         """
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments(inputs)
         # Buffers are handed over too: what a forward pass puts in their place is then undone.
         values = {**(self._held or self._read()), **(params or {})}
         out = functional_call(self.model, values, args, kwargs)
@@ -310,7 +310,7 @@ class Problem:
 
     def of(self, model: nn.Module) -> "Problem":
         """The same loss and data with another model."""
-        return self._with(model, _measured(model, self._which))
+        return self._with(model, measured_names(model, self._which))
 
     def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
         other = copy.copy(self)
@@ -356,57 +356,3 @@ class _Evaluation(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         return self.loss.of_model(self.model, batch)
-
-
-def _measured(model: nn.Module, params: str) -> tuple[str, ...]:
-    """The names of the parameters that are measured."""
-    every = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
-    if not every:
-        raise InputError("the model has no parameters, so there is no weight space to measure")
-    chosen = {n: p for n, p in every.items() if p.requires_grad or params == "all"}
-    if not chosen:
-        raise InputError(
-            "every parameter of the model is frozen (requires_grad=False), so there is no weight "
-            "space to measure; pass Problem(params='all') to measure them all the same"
-        )
-    kinds = {p.dtype for p in chosen.values()}
-    if len(kinds) > 1:
-        raise InputError(
-            f"the parameters are of several precisions ({', '.join(sorted(map(str, kinds)))}); "
-            "pass Problem(dtype=...) to measure a copy in one of them"
-        )
-    return tuple(chosen)
-
-
-def _wider(model: nn.Module) -> torch.dtype | None:
-    """The precision to measure a copy in, or None where the model's own will do."""
-    return torch.float32 if any(p.dtype in _HALF for p in model.parameters()) else None
-
-
-def _constant(t: Tensor) -> Tensor:
-    """The tensor without its graph; a copy if it is of inference mode, which has no gradients."""
-    return t.detach().clone() if t.is_inference() else t.detach()
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside data-parallel and ``torch.compile`` wrappers.
-
-    A compiled model cannot be differentiated twice, and DDP does not synchronise
-    ``autograd.grad``: both must come off before curvature is computed.
-    """
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
-        else:
-            inner = getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _arguments(inputs: Inputs) -> tuple[tuple, dict]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    return (inputs,), {}

@@ -32,7 +32,7 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         own = vars(module)
         tensors = [t for t in (*own.values(), *module._buffers.values()) if isinstance(t, Tensor)]
-        values = [(t, t.clone()) for t in tensors]
+        values = [(t, t.detach().clone()) for t in tensors]
         before.append((module, dict(own), dict(module._buffers), values))
     try:
         yield
