@@ -16,6 +16,7 @@ from torch.utils.data import (
 from lowland import batches
 from lowland.batches import Batches
 from lowland.errors import InputError
+from lowland.problem import Problem
 
 X = torch.arange(20.0).reshape(10, 2)
 Y = torch.arange(10) % 3
@@ -88,6 +89,25 @@ def test_augmentation_is_refused(draw):
         Batches(DataLoader(Noisy(draw), batch_size=5), "train", 4)
 
 
+class Flipping(Dataset):
+    """Augmentation that leaves half of the samples as they are."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        row = torch.arange(4.0) + i
+        return (row.flip(0) if torch.rand(()) < 0.5 else row), i % 3
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_augmentation_of_some_samples_does_not_slip_through(batch_size):
+    for seed in range(40):
+        torch.manual_seed(seed)
+        with pytest.raises(InputError, match="other data on each pass"):
+            Batches(DataLoader(Flipping(), batch_size=batch_size), "train", 4)
+
+
 def test_sampling_with_replacement_is_refused():
     sampler = WeightedRandomSampler([1.0] * 10, 10)
     with pytest.raises(InputError, match="WeightedRandomSampler"):
@@ -146,6 +166,34 @@ def test_batches_of_different_lengths_are_read_but_not_compared_one_by_one():
     assert [tuple(b.inputs.shape) for b in data] == [(2, 3, 2), (1, 5, 2)]
     with pytest.raises(InputError, match="pad them to one shape"):
         data.take(torch.tensor([0]))
+
+
+class Sentences(Dataset):
+    """Sequences of tokens, each with a label for every token."""
+
+    lengths = (2, 2, 4, 3)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, i):
+        return torch.arange(self.lengths[i]), torch.arange(self.lengths[i]) % 2
+
+
+def test_labels_of_sequences_of_different_lengths_are_padded_with_the_ignored_one():
+    loader = DataLoader(Sentences(), batch_sampler=[[0, 1], [2], [3]])
+    data = Batches(loader, "train", 2)
+    assert data.targets.tolist() == [
+        [0, 1, -100, -100],
+        [0, 1, -100, -100],
+        [0, 1, 0, 1],
+        [0, 1, 0, -100],
+    ]
+    assert [tuple(b.targets.shape) for b in data] == [(2, 2), (1, 4), (1, 3)]
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 6))
+    losses = Problem(model, train=loader).losses()
+    expected = [nn.functional.cross_entropy(model(x), y) for x, y in Sentences()]
+    torch.testing.assert_close(losses, torch.stack(expected).detach())
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,10 @@ def test_frozen_and_unused_parameters():
     model.used.weight.requires_grad_(
         False
     )  # frozen for training: its curvature is there all the same
-    problem = Problem(model, train=(torch.randn(6, 4).double(), torch.arange(6) % 3))
+    data = torch.randn(6, 4).double(), torch.arange(6) % 3
+    H = ll.hessian(Problem(model, train=data))
+    assert list(H.slices) == ["used.bias", "unused.weight", "unused.bias"]
+    problem = Problem(model, train=data, params="all")
     H = ll.hessian(problem)
     dense = H.dense()
     torch.testing.assert_close(dense, dense_hessian(problem))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lowland.dual import Pairs, duality, pair
     from lowland.errors import InputError
     from lowland.findings import Decomposition, Decompositions, Origin
+    from lowland.losses import ModelLoss
     from lowland.measures import Measurement, Measurements, Stress, measure, stress
     from lowland.problem import Problem
     from lowland.rescaling import rescale
@@ -44,6 +45,7 @@ __all__ = [
     "InputError",
     "Measurement",
     "Measurements",
+    "ModelLoss",
     "Origin",
     "Pairs",
     "Problem",
@@ -92,6 +94,7 @@ _ROOMS = {
     "dual": ("Pairs", "duality", "pair"),
     "errors": ("InputError",),
     "findings": ("Decomposition", "Decompositions", "Origin"),
+    "losses": ("ModelLoss",),
     "measures": ("Measurement", "Measurements", "Stress", "measure", "stress"),
     "problem": ("Problem",),
     "rescaling": ("rescale",),

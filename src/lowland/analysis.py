@@ -33,8 +33,9 @@ from lowland.findings import (
     Subject,
 )
 from lowland.measures import measure
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 from lowland.results import FILES, Analysis
+from lowland.usercode import described
 
 OUTCOME = tuple(field.name for field in fields(Outcome))  # measures that are always computed
 
@@ -49,6 +50,7 @@ _DETAILS = 5_000_000
 _LAYERS = 1_000_000
 
 
+@differentiating()
 def analyze(
     problem: Problem,
     layer_name: str | None = None,
@@ -97,10 +99,11 @@ def analyze(
     how = _How(gauge, basis, n_sharp, widths, brief, progress)
     try:
         explained = _explained(problem, layer_name, how)
-    except InputError as error:
+    except Exception as error:  # of the user's code, or a defect of ours: the measures stand
         if layer_name is not None:
             raise
-        explained = _Explained(notes=[f"The gap was not decomposed: {error}."])
+        why = error if isinstance(error, InputError) else described(error)
+        explained = _Explained(notes=[f"The gap was not decomposed: {why}."])
     progress("measures")
     names = None if measures is None else list(dict.fromkeys([*OUTCOME, *measures]))
     measured = measure(problem, names, decomposition=explained.duality, progress=progress)
@@ -291,6 +294,8 @@ def _subject(problem: Problem, split: Decomposition | None, title: str | None) -
         ),
         layers=tuple(every),
         loss=problem.loss.name,
+        unit=problem.loss.unit,
+        frozen=sum(p.numel() for p in problem.frozen.values()),
         train_samples=len(problem.train),
         test_samples=len(problem.test),
         device=str(problem.device),

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from lowland.curvature.forward import ForwardPass
 from lowland.curvature.layers import Layer, layers, matrices
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 By = Literal["layers", "units", "norms", "split", "outputs"]
 
@@ -80,6 +80,7 @@ def _units(source: Layer) -> int:
     return source.shape[0] * source.shape[1] if source.is_matrix else source.size
 
 
+@differentiating()
 def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
     """The same function with other weights, on a copy of the model; the last one: same decisions.
 
@@ -251,8 +252,7 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
     order = _order(problem)
     modules = dict(problem.model.named_modules())
     with problem.measuring():
-        few = next(problem.batches("train")).map(lambda t: t[:2])
-        seen = ForwardPass(problem, few, [at.parameter for at in order])
+        seen = ForwardPass(problem, problem.first(2), [at.parameter for at in order])
     made_by = {seen.uses[at.parameter][0].node: at for at in order if at.is_matrix}
     pairs = []
     for norm in order:

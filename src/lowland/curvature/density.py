@@ -18,6 +18,7 @@ from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import Dense, Operator, rounding
 from lowland.curvature.sketch import finite
 from lowland.errors import InputError
+from lowland.problem import differentiating
 
 SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
 MEMORY = 2**31  # bytes of the bases that are held at once
@@ -111,6 +112,7 @@ class Density:
         return ax
 
 
+@differentiating()
 def spectral_density(
     A: Operator,
     *,

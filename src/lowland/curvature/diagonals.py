@@ -22,7 +22,7 @@ from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remaind
 from lowland.curvature.probes import remainder_trace
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 # Double backward passes up to which the remainder is exact rather than estimated. A trace takes
 # some hundred products to estimate, a diagonal some thousand.
@@ -32,6 +32,7 @@ _OPERATORS: dict[Kind, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "fish
 _EXACT = "exact, by layer structure"
 
 
+@differentiating()
 def trace(
     A: Operator, *, rtol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
 ) -> Estimate:
@@ -117,6 +118,7 @@ class Diagonal(Mapping[str, Tensor]):
         return f"Diagonal({exact} parameters exact, {len(self.stderr)} by {self.samples} products)"
 
 
+@differentiating()
 def diagonal(
     problem: Problem, kind: Kind = "hessian", *, rtol: float = 0.1, seed: int = 0
 ) -> Diagonal:

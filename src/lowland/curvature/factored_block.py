@@ -7,7 +7,7 @@ from lowland.curvature.factors import Factors, Kind, Term, check_kind, factors
 from lowland.curvature.layers import Layer, layer
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 # Numbers in flight in one step of a product; more only leaves the cache.
 _CHUNK = 1 << 24
@@ -68,6 +68,7 @@ def _outer_product(term: Term, A: Tensor, weights: Tensor) -> Tensor:
     return (Jp @ A @ J)[:, 0].T @ x
 
 
+@differentiating()
 def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> LayerBlock:
     """The exact curvature block of one layer's weight as an operator, for layers of any width."""
     return layer_operators(problem, [name], kind)[name]

@@ -311,9 +311,9 @@ def _jacobians(z: Tensor, uses: list[Use], rows: Tensor) -> list[Tensor]:
 
 def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     """``d2l/dz2`` of each sample, (n, C, C): in closed form where the loss has one."""
-    soft = problem.loss.classes and targets.is_floating_point()  # shares of classes, not labels
-    if problem.loss.second is not None and z.ndim == 2 and not soft:
-        return problem.loss.second(z, targets)
+    closed = problem.loss.second(z, targets)
+    if closed is not None:
+        return closed
     leaf = z.requires_grad_()
     return second_derivative(problem.loss(leaf, targets), leaf)
 
@@ -323,7 +323,7 @@ def second_derivative(losses: Tensor, point: Tensor) -> Tensor:
     (gradient,) = torch.autograd.grad(
         losses.sum(), point, create_graph=True, materialize_grads=True
     )
-    gradient = gradient.flatten(1)  # (n, D)
+    gradient = gradient.reshape(len(gradient), -1)  # (n, D), also of outputs (n,)
     if not gradient.requires_grad:  # the loss is linear here
         return gradient.new_zeros(*gradient.shape, gradient.shape[1])
     rows = [
@@ -332,5 +332,5 @@ def second_derivative(losses: Tensor, point: Tensor) -> Tensor:
         ]
         for d in range(gradient.shape[1])
     ]
-    S = torch.stack([r.detach().flatten(1) for r in rows], dim=1)
+    S = torch.stack([r.detach().view_as(gradient) for r in rows], dim=1)
     return (S + S.mT) / 2

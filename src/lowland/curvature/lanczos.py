@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowland.errors import InputError
+from lowland.problem import differentiating
 
 End = Literal["magnitude", "largest", "smallest"]
 
@@ -53,6 +54,7 @@ class Eigenpairs:
         )
 
 
+@differentiating()
 def eigsh(
     A: Operator,
     k: int = 10,

@@ -10,12 +10,13 @@ from lowland.curvature.layers import Layer, layer, parameters
 from lowland.curvature.operators import hessian
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 # A dense block of this many weights takes 0.5 GiB in float64, and its eigenvectors as much again.
 DENSE_WEIGHTS = 8192
 
 
+@differentiating()
 def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor:
     """The exact (M, M) Hessian block of one layer's weight, in float64.
 

@@ -74,9 +74,14 @@ class _Sight:
     def __init__(self, problem: Problem) -> None:
         self.layers: dict[str, Layer] = {}
         self.opaque: dict[str, str] = {}
-        batch = next(problem.batches("train")).map(lambda t: t[:_FEW])
+        self.outputs = 0
+        self.unused: list[str] = []
+        if problem.loss.needs_model:
+            reason = "may be run more than once by a loss that is computed from the model itself"
+            self.opaque = dict.fromkeys(problem.params, reason)
+            return
         with problem.measuring():
-            seen = ForwardPass(problem, batch, problem.params)
+            seen = ForwardPass(problem, problem.first(_FEW), problem.params)
         self.outputs = seen.outputs[0].numel()
         self.opaque.update(seen.opaque)
         self.unused = [name for name, uses in seen.uses.items() if not uses]
@@ -152,6 +157,11 @@ def layer(problem: Problem, name: str) -> Layer:
             raise InputError(
                 f"layer {name!r} takes no part in the forward pass; layers that can be used: "
                 f"{listed}"
+            )
+        if parameter in problem.frozen:
+            raise InputError(
+                f"layer {name!r} is frozen (Problem(params='all') measures it all the same); "
+                f"layers that can be used: {listed}"
             )
     modules = dict(problem.model.named_modules())
     if name not in modules:

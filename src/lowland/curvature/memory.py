@@ -27,9 +27,10 @@ def samples_within(problem: Problem, each: int) -> int:
 
 def graph_bytes(problem: Problem, build: Callable[[Batch], Any]) -> int:
     """The bytes per sample that autograd saves for the graph that ``build`` makes of a batch."""
-    batch = next(problem.batches("train"))
-    one, two = (_saved(build, batch.map(lambda t, n=n: t[:n])) for n in (1, 2))  # type: ignore[misc]
-    return max(two - one, 1) if len(batch) > 1 else one  # the difference leaves out parameters
+    one, two = (_saved(build, problem.first(count)) for count in (1, 2))
+    return (
+        max(two - one, 1) if len(problem.first(2)) > 1 else max(one, 1)
+    )  # the difference leaves out parameters
 
 
 def _saved(build: Callable[[Batch], Any], batch: Batch) -> int:

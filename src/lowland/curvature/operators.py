@@ -1,5 +1,6 @@
 """Curvature matrices of the mean training loss as operators: products without the matrix."""
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,6 +31,7 @@ class Curvature(ABC):
 
     kind: str
 
+    @differentiating()
     def __init__(self, problem: Problem, params: str | list[str] | None = None) -> None:
         self.problem = problem
         self.params = problem.select(params)
@@ -62,6 +64,7 @@ class Curvature(ABC):
             f"{self.strategy}, {kept})"
         )
 
+    @differentiating()
     def __matmul__(self, V: Tensor) -> Tensor:
         if V.ndim not in (1, 2) or len(V) != self.size:
             raise InputError(
@@ -73,7 +76,7 @@ class Curvature(ABC):
             with self.problem.measuring():
                 self._graphs = list(self._made())
         # Kept graphs need nothing of the model any more, and so none of the care it is run with.
-        with differentiating(self.device) if self.kept else self.problem.measuring():
+        with contextlib.nullcontext() if self.kept else self.problem.measuring():
             sums = torch.zeros_like(columns)
             for product in self._graphs or self._made():
                 for j, v in enumerate(columns.unbind(1)):
@@ -122,9 +125,8 @@ class Hessian(Curvature):
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         """The first way of differentiating twice that differences of gradients confirm."""
-        few = next(self.problem.batches("train")).map(lambda t: t[:2])
         leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
-        losses = self.problem.loss(self.problem.outputs(few.inputs, leaves), few.targets)
+        losses = self.problem.batch_losses(self.problem.first(2), leaves)
         if not losses.requires_grad:
             raise InputError(
                 f"loss {self.problem.loss.name!r} has no gradient with respect to "
@@ -143,12 +145,7 @@ class Hessian(Curvature):
         return build, chosen
 
     def _sum_of_losses(self, batch: Batch) -> products.Scalar:
-        def losses(params: dict[str, Tensor]) -> Tensor:
-            return self.problem.loss(
-                self.problem.outputs(batch.inputs, params), batch.targets
-            ).sum()
-
-        return losses
+        return lambda params: self.problem.batch_losses(batch, params).sum()
 
 
 class Remainder(Curvature):
@@ -173,7 +170,9 @@ class GGN(Curvature):
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         return self._gauss_newton(products.output_hessian)
 
-    def _gauss_newton(self, middle: products.Middle) -> tuple[Callable[[Batch], BatchProduct], Any]:
+    def _gauss_newton(
+        self, middle: Callable[..., products.Middle]
+    ) -> tuple[Callable[[Batch], BatchProduct], Any]:
         build = partial(products.GaussNewton, self.problem, self.params, middle=middle)
         return build, products.GaussNewton
 
@@ -190,20 +189,11 @@ class Fisher(GGN):
         self.kind = "empirical fisher" if labels == "data" else "true fisher"
         if labels not in ("data", "model"):
             raise InputError(f"labels must be 'data' or 'model'; got {labels!r}")
-        if labels == "model" and not problem.loss.classes and problem.loss.name != "mse":
-            raise InputError(
-                f"the true Fisher matrix needs to know how the model draws targets, which the loss "
-                f"{problem.loss.name!r} does not tell; it is known for class labels and for 'mse'"
-            )
         super().__init__(problem, params)
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
-        if self.kind == "empirical fisher":
-            return self._gauss_newton(products.identity)
-        if self.problem.loss.name == "mse":
-            # exp(-loss) is a Gaussian whose mean is z: E[g g^T] is its constant second derivative
-            return self._gauss_newton(products.output_hessian)
-        return self._gauss_newton(products.model_labels)
+        drawn = self.kind == "true fisher"
+        return self._gauss_newton(products.drawn_targets if drawn else products.identity)
 
 
 def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:

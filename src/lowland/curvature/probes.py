@@ -104,7 +104,7 @@ class _Draws:
         c = torch.zeros_like(z).requires_grad_()
         (dz,) = torch.autograd.grad(along(gradients(z, uses, c, create_graph=True)), c)
         A = output_curvature(problem, z.detach(), batch.targets)
-        Adz = (A @ dz.flatten(1).unsqueeze(2)).view_as(z)
+        Adz = (A @ dz.reshape(len(dz), -1, 1)).view_as(z)
         gauss_newton = gradients(z, uses, Adz)
         first = along(gradients(losses, uses, create_graph=True))
         second = gradients(first, uses) if first.requires_grad else gauss_newton

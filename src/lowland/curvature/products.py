@@ -138,7 +138,7 @@ class FiniteDifference:
         return torch.autograd.grad(y, list(moved.values()), materialize_grads=True)
 
 
-Middle = Callable[[Problem, Tensor, Tensor], tuple[Tensor, Callable[[Tensor], Tensor]]]
+Middle = tuple[Tensor, Callable[[Tensor], Tensor]]  # outputs z, and products with A
 
 
 class GaussNewton:
@@ -153,12 +153,15 @@ class GaussNewton:
     keeps_graph = True
 
     def __init__(
-        self, problem: Problem, params: dict[str, Tensor], batch: Batch, middle: Middle
+        self,
+        problem: Problem,
+        params: dict[str, Tensor],
+        batch: Batch,
+        middle: Callable[[Problem, Batch, dict[str, Tensor]], Middle],
     ) -> None:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         self.weights = list(leaves.values())
-        z = problem.outputs(batch.inputs, leaves)
-        self.outputs, self.middle = middle(problem, z, batch.targets)
+        self.outputs, self.middle = middle(problem, batch, leaves)
         if not self.outputs.requires_grad:
             raise InputError("the model's outputs do not depend on the chosen parameters")
         self.dummy = torch.zeros_like(self.outputs, requires_grad=True)
@@ -176,13 +179,12 @@ class GaussNewton:
         )
 
 
-def output_hessian(
-    problem: Problem, z: Tensor, targets: Tensor
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def output_hessian(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:
     """GGN: the outputs z, and products with ``d2l/dz2``."""
+    z = problem.outputs(batch.inputs, leaves)
     leaf = z.detach().requires_grad_()
     (gradient,) = torch.autograd.grad(
-        problem.loss(leaf, targets).sum(), leaf, create_graph=True, materialize_grads=True
+        problem.loss(leaf, batch.targets).sum(), leaf, create_graph=True, materialize_grads=True
     )
 
     def multiply(u: Tensor) -> Tensor:
@@ -193,35 +195,17 @@ def output_hessian(
     return z, multiply
 
 
-def identity(
-    problem: Problem, z: Tensor, targets: Tensor
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def identity(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:
     """Empirical Fisher, ``sum_k g_k g_k^T``: the losses themselves are the outputs."""
-    return problem.loss(z, targets), lambda u: u
+    return problem.batch_losses(batch, leaves), lambda u: u
 
 
-def model_labels(
-    problem: Problem, z: Tensor, targets: Tensor
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """True Fisher: the mean of ``g g^T`` over labels that the model itself would draw.
-
-    Summed over all C labels c with ``p_c = exp(-l(z, c))``, not sampled.
-    """
-    leaf = z.detach().requires_grad_()
-    losses = torch.stack(
-        [problem.loss(leaf, torch.full_like(targets, c)) for c in range(z.shape[1])], dim=1
-    )  # (n, C)
-    p = (-losses.detach()).exp()
-    if not torch.allclose(p.sum(1), torch.ones_like(p[:, 0]), atol=1e-3):
-        raise InputError(
-            f"the true Fisher matrix needs a loss that is minus the log of a probability; the "
-            f"probabilities exp(-loss) of {problem.loss.name!r} do not add up to 1"
-        )
-    g = torch.stack(
-        [torch.autograd.grad(row.sum(), leaf, retain_graph=True)[0] for row in losses.unbind(1)], 1
-    )  # (n, C labels, outputs)
+def drawn_targets(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:
+    """True Fisher: the mean of ``g g^T`` over targets that the model itself would draw."""
+    z = problem.outputs(batch.inputs, leaves)
+    F = problem.loss.fisher(z.detach())  # (n, C, C)
 
     def multiply(u: Tensor) -> Tensor:
-        return torch.einsum("nc,nco,ncp,np->no", p, g, g, u)
+        return torch.einsum("nop,np->no", F, u.reshape(len(u), -1)).view_as(u)
 
     return z, multiply

@@ -53,7 +53,10 @@ def _first_right(problem: Problem) -> Way:
     failures = []
     for candidate in WAYS:
         try:
-            for scalar in (losses_in_double, _random_sum_in_double):
+            scalars = [losses_in_double]
+            if not problem.loss.needs_model:
+                scalars.append(_random_sum_in_double)
+            for scalar in scalars:
                 wrong = _wrong(problem, candidate, scalar(problem, batch), params)
                 if wrong is not None:
                     failures.append(f"{candidate.name}: {wrong}")
@@ -72,7 +75,7 @@ def _hardest(problem: Problem) -> Batch:
     """Some samples of one of the first batches, those with the largest losses."""
     batches = list(itertools.islice(problem.batches("train", _SAMPLES), _BATCHES))
     with torch.no_grad():
-        losses = [problem.loss(problem.outputs(b.inputs), b.targets).max() for b in batches]
+        losses = [problem.batch_losses(b).max() for b in batches]
     return batches[int(torch.stack(losses).nan_to_num().argmax())]
 
 
@@ -95,33 +98,31 @@ def _nearby(problem: Problem) -> dict[str, Tensor]:
 
 def losses_in_double(problem: Problem, batch: Batch) -> Scalar:
     """The sum of a batch's losses as a function of the parameters, in float64."""
-    outputs, targets = _outputs_in_double(problem, batch), _double(batch.targets)
-    return lambda params: problem.loss(outputs(params), targets).sum()
+    in_double, constants = batch.map(_double), _constants(problem)
+    return lambda params: problem.batch_losses(in_double, {**constants, **params}).sum()
 
 
 def _random_sum_in_double(problem: Problem, batch: Batch) -> Scalar:
     """A random sum of a batch's outputs as a function of the parameters, in float64."""
-    outputs = _outputs_in_double(problem, batch)
+    inputs, constants = pytree.tree_map(_double, batch.inputs), _constants(problem)
 
     def random_sum(params: dict[str, Tensor]) -> Tensor:
-        z = outputs(params)
+        z = problem.outputs(inputs, {**constants, **params})
         generator = torch.Generator(device=z.device).manual_seed(0)
         return (z * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)).sum()
 
     return random_sum
 
 
-def _outputs_in_double(problem: Problem, batch: Batch) -> Scalar:
-    inputs = pytree.tree_map(_double, batch.inputs)
+def _constants(problem: Problem) -> dict[str, Tensor]:
+    """All that the model holds, in float64."""
     tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]
-    constants = {name: _double(t.detach()) for name, t in tensors}
-    return lambda params: problem.outputs(inputs, {**constants, **params})
+    return {name: _double(t.detach()) for name, t in tensors}
 
 
 def check_differences(problem: Problem, params: dict[str, Tensor]) -> None:
     """An error if differences of gradients depend on their step, as they do across a kink."""
-    batch = next(problem.batches("train"))
-    scalar = losses_in_double(problem, batch)
+    scalar = losses_in_double(problem, next(problem.batches("train")))
     generator = torch.Generator(device=problem.device).manual_seed(0)
     v = [
         torch.randn(p.shape, generator=generator, device=p.device).double() for p in params.values()

@@ -41,7 +41,7 @@ from lowland.findings import (
     Totals,
     Widths,
 )
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 from lowland.rescaling import balanced
 
 N_SHARP = 10  # the paper's n_s, where its sharpness spectrum falls steepest
@@ -83,6 +83,7 @@ def duality(
     seed: int = ...,
     progress: Callable[[str], None] = ...,
 ) -> Decompositions: ...
+@differentiating()
 def duality(
     problem: Problem,
     name: str | list[str] | None = None,

@@ -9,7 +9,7 @@ from torch import Tensor
 from lowland.curvature.forward import ForwardPass
 from lowland.curvature.layers import layer
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 
 # Distances held at once: 256 MiB in float64.
 _DISTANCES = 1 << 25
@@ -34,6 +34,7 @@ class Pairs:
         return f"Pairs({len(self)}: {self.rule}{left})"
 
 
+@differentiating()
 def pair(
     problem: Problem,
     *,

@@ -44,11 +44,13 @@ class Subject:
 
     title: str
     model: str  # as torch prints it
-    parameters: int
+    parameters: int  # that were measured
+    frozen: int  # others, which the training left alone
     layer: str | None  # that was decomposed in full
     layer_shape: tuple[int, ...] | None
     layers: tuple[str, ...]  # all that could have been
     loss: str
+    unit: str | None  # of the loss and its gap
     train_samples: int
     test_samples: int
     device: str

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lowland.distributed import total
-from lowland.errors import InputError
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
@@ -31,26 +30,14 @@ class Neighbourhood:
             params = self._shaped((self.w + v).to(self.problem.dtype))
             value = self.w.new_zeros(())
             for batch in self.problem.batches():
-                outputs = self.problem.outputs(batch.inputs, params)
-                value += self.problem.loss(outputs, batch.targets).double().sum()
+                value += self.problem.batch_losses(batch, params).double().sum()
             return float(total(value) / self._count)
 
     def gradient(self, v: Tensor) -> tuple[float, Tensor]:
         """L(w + v) and its gradient, (n,)."""
-        with self.problem.measuring():
-            x = (self.w + v).to(self.problem.dtype).requires_grad_()
-            value, slope = self.w.new_zeros(()), torch.zeros_like(self.w)
-            for batch in self.problem.batches():
-                outputs = self.problem.outputs(batch.inputs, self._shaped(x))
-                losses = self.problem.loss(outputs, batch.targets).double()
-                if not losses.requires_grad:
-                    raise InputError(
-                        f"loss {self.problem.loss.name!r} has no gradient with respect to the "
-                        "parameters: it is not differentiable, or does not depend on them"
-                    )
-                slope += torch.autograd.grad(losses.sum(), x)[0]
-                value += losses.detach().sum()
-            return float(total(value) / self._count), total(slope) / self._count
+        params = self._shaped((self.w + v).to(self.problem.dtype))
+        loss, slopes = self.problem.gradient(params)
+        return loss, torch.cat([s.reshape(-1) for s in slopes.values()])
 
     @cached_property
     def origin(self) -> tuple[float, Tensor]:

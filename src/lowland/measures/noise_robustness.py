@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from lowland.batches import Inputs
+from lowland.batches import Batch, Inputs
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
@@ -32,7 +32,7 @@ def noise_robustness(problem: Problem) -> Value:
         for draw in range(_DRAWS):
             streams: dict[int, np.random.Generator] = {}
             losses = [
-                problem.loss(problem.outputs(_noisy(b.inputs, sigma, draw, streams)), b.targets)
+                problem.batch_losses(Batch(_noisy(b.inputs, sigma, draw, streams), b.targets))
                 for b in problem.batches("test")
             ]
             rises.append(float(torch.cat(losses).double().mean()) - clean)

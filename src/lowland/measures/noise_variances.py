@@ -40,17 +40,11 @@ def as_matrices(t: Tensor, groups: int) -> Tensor:
 @once
 def hessian_diagonal(problem: Problem) -> Diagonal:
     """The diagonal of the whole Hessian; an error where the loss has none."""
-    if problem.loss.name == "normalized_cross_entropy":
-        if problem.train.targets.is_floating_point():
-            raise InputError("the loss of Eq. 20 needs class labels; the targets are real numbers")
-        few = next(problem.batches()).map(lambda t: t[:1])
+    if not problem.loss.needs_model:
         with problem.measuring(), torch.no_grad():
-            classes = problem.outputs(few.inputs).shape[1]
-        if classes < 3:
-            raise InputError(
-                "two logits divided by their standard deviation are always +1 and -1, so the loss "
-                "of Eq. 20 has no curvature; it needs three classes or more"
-            )
+            why = problem.loss.flat(problem.outputs(problem.first(1).inputs))
+        if why is not None:
+            raise InputError(why)
     return diagonal(problem)
 
 
@@ -79,23 +73,14 @@ def sampled_diagonal(problem: Problem, samples: int, r: float = 1e-3) -> dict[st
     step = {n: r * (float(p.double().square().mean().sqrt()) or 1.0) for n, p in params.items()}
     sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
 
-    def gradient(at: dict[str, Tensor]) -> list[Tensor]:
-        leaves = {n: p.clone().requires_grad_() for n, p in at.items()}
-        total = [torch.zeros_like(p) for p in at.values()]
-        for batch in problem.batches():
-            loss = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets).sum()
-            found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            total = [t + g for t, g in zip(total, found, strict=True)]
-        return total
-
     with problem.measuring():
         for _ in range(samples):
             e = {
                 n: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype)
                 for n, p in params.items()
             }
-            up = gradient({n: p + step[n] * e[n] for n, p in params.items()})
-            down = gradient({n: p - step[n] * e[n] for n, p in params.items()})
-            for n, a, b in zip(params, up, down, strict=True):
-                sums[n] += e[n] * (a - b) / (2 * step[n])
-    return {n: s / (samples * problem.count()) for n, s in sums.items()}
+            _, up = problem.gradient({n: p + step[n] * e[n] for n, p in params.items()})
+            _, down = problem.gradient({n: p - step[n] * e[n] for n, p in params.items()})
+            for n in params:
+                sums[n] += e[n] * (up[n] - down[n]) / (2 * step[n])
+    return {n: s / samples for n, s in sums.items()}

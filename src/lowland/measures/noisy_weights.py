@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from lowland.batches import Batch
 from lowland.problem import Problem
 
 
@@ -35,23 +36,15 @@ def draws(
 def averages(
     problem: Problem,
     weights: Iterable[dict[str, Tensor]],
-    score: Callable[[Tensor, Tensor], Tensor],
+    score: Callable[[Batch, dict[str, Tensor]], Tensor],
 ) -> Tensor:
-    """Each model's mean of ``score(outputs, targets)`` over the training samples, (models,)."""
+    """Each model's mean of ``score(batch, params)`` over the training samples, (models,)."""
     found = []
     with problem.measuring(), torch.no_grad():
         for params in weights:
-            total = sum(
-                float(score(problem.outputs(b.inputs, params), b.targets).double().sum())
-                for b in problem.batches()
-            )
+            total = sum(float(score(b, params).double().sum()) for b in problem.batches())
             found.append(total / len(problem.train))
     return torch.tensor(found, dtype=torch.float64)
-
-
-def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
-    """0-1 losses, (n,); a sample of several positions counts by their share."""
-    return (outputs.argmax(1) != targets).double().reshape(len(targets), -1).mean(1)
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

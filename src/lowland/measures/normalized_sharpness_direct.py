@@ -61,14 +61,15 @@ def _fitted(problem: Problem, seed: int) -> tuple[float, float]:
             std = {n: each.std() for n, each in variances.items()}
             for params in draws(mean, std, _PAIRS, seed, signs=(1, -1)):
                 for batch in problem.batches():
-                    losses = problem.loss(problem.outputs(batch.inputs, params), batch.targets)
+                    losses = problem.batch_losses(batch, params)
                     # Summed up in .grad, so that no more than one batch's graph is held.
                     share = losses.sum() / (2 * _PAIRS * len(problem.train))
                     share.backward(retain_graph=True)
             torch.stack([each.cost() for each in variances.values()]).sum().backward()
             optimiser.step()
     std = {n: each.std().detach() for n, each in variances.items()}
-    noisy = averages(problem, draws(mean, std, _FRESH, _FITS + seed, signs=(1, -1)), problem.loss)
+    fresh = draws(mean, std, _FRESH, _FITS + seed, signs=(1, -1))
+    noisy = averages(problem, fresh, problem.batch_losses)
     cost = sum(float(each.cost().detach()) for each in variances.values())
     return float(noisy.mean()) - loss, cost
 

@@ -8,7 +8,6 @@ from lowland.measures.noisy_weights import (
     averages,
     draws,
     kl_inverse,
-    misclassified,
     prior_mean,
     squared_distance,
 )
@@ -35,7 +34,7 @@ _FEW, _MANY = 2, 50  # draws to choose sigma by, and fresh ones to certify with
 )
 def pac_bayes(problem: Problem) -> Value:
     """Sigma from powers of 2, and lambda too: Eq. 1 holds for all of them by a union bound."""
-    train_error = float(problem.wrong().double().mean())
+    train_error = float(problem.wrong().mean())
     m = len(problem.train)
     distance = squared_distance(problem.params, prior_mean(problem))
     lambdas = [2.0**j for j in range(math.ceil(math.log2(2 * m)) + 1)]
@@ -48,7 +47,7 @@ def pac_bayes(problem: Problem) -> Value:
 
     def errors(sigma: float, count: int, seed: int) -> Tensor:
         std = dict.fromkeys(problem.params, sigma)
-        return averages(problem, draws(problem.params, std, count, seed), misclassified)
+        return averages(problem, draws(problem.params, std, count, seed), problem.batch_wrong)
 
     best, sigma = math.inf, _SIGMAS[0]
     for each in _SIGMAS:  # from the cheapest prior on

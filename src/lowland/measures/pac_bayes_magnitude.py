@@ -52,7 +52,7 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
         """How much each pair of opposite noises raises the training loss, (pairs,)."""
         sigma2 = math.exp(2 * log_sigma)
         std = {n: (sigma2 * s + _EPSILON**2).sqrt().to(w[n]) for n, s in squares.items()}
-        noisy = averages(problem, draws(w, std, _PAIRS, 0, signs=(1, -1)), problem.loss)
+        noisy = averages(problem, draws(w, std, _PAIRS, 0, signs=(1, -1)), problem.batch_losses)
         return noisy.view(_PAIRS, 2).mean(1) - loss
 
     def over(log_sigma: float) -> float:

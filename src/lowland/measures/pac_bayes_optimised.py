@@ -1,14 +1,16 @@
 """The PAC-Bayes bound of a posterior that is trained to make it small."""
 
+import functools
 import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from lowland.batches import Batch
 from lowland.errors import InputError
-from lowland.losses import cross_entropy
-from lowland.measures.noisy_weights import averages, draws, kl_inverse, misclassified
+from lowland.losses import resolve
+from lowland.measures.noisy_weights import averages, draws, kl_inverse
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -39,7 +41,9 @@ def pac_bayes_optimised(problem: Problem) -> Value:
     The part ``relaxed`` bounds by Pinsker's inequality instead: looser, but it still tells apart
     models where the bound itself is 1.
     """
-    problem.wrong()  # an error in words where there are no classes
+    if not problem.loss.classes:
+        raise InputError(f"Q is trained on class labels; the loss is {problem.loss.name!r}")
+    problem.wrong()  # an error in words where the targets are shares of classes
     m = len(problem.train)
     if m < 2:
         raise InputError("the bound divides by m - 1; it needs two training samples or more")
@@ -48,7 +52,7 @@ def pac_bayes_optimised(problem: Problem) -> Value:
     free = _best_index(mean, s, w0)
     cost, j = min((float(_cost(mean, s, w0, j, m)), j) for j in (math.floor(free), math.ceil(free)))
     at, std = _shaped(mean, problem.params), _shaped(s.sqrt(), problem.params)
-    found = averages(problem, draws(at, std, _MANY, seed=2), misclassified)
+    found = averages(problem, draws(at, std, _MANY, seed=2), problem.batch_wrong)
 
     certainty = math.log(2 / _DELTA_DRAWS) / _MANY
 
@@ -102,14 +106,18 @@ def _start(problem: Problem, mean: Tensor, w0: Tensor, m: int) -> float:
         noisy = draws(problem.params, dict.fromkeys(problem.params, sigma), _FEW, seed=0)
         s = torch.full_like(mean, sigma**2)
         cost = _cost(mean, s, w0, _best_index(mean, s, w0), m)
-        return float(averages(problem, noisy, _surrogate).mean()) + float(cost / 2) ** 0.5
+        return (
+            float(averages(problem, noisy, functools.partial(_surrogate, problem)).mean())
+            + float(cost / 2) ** 0.5
+        )
 
     return min(_SIGMAS, key=objective)
 
 
-def _surrogate(outputs: Tensor, targets: Tensor) -> Tensor:
+def _surrogate(problem: Problem, batch: Batch, params: Mapping[str, Tensor]) -> Tensor:
     """Cross-entropy in bits: at least 1 where the sample is misclassified."""
-    return cross_entropy(outputs, targets) / math.log(2)
+    outputs = problem.outputs(batch.inputs, params)
+    return resolve("cross_entropy")(outputs, batch.targets) / math.log(2)
 
 
 def _gradient(problem: Problem, w: Tensor, chosen: Tensor) -> Tensor:
@@ -118,7 +126,7 @@ def _gradient(problem: Problem, w: Tensor, chosen: Tensor) -> Tensor:
     total = torch.zeros_like(w)
     whole = problem.place(problem.train.take(chosen))
     for batch in whole.split(problem.train.batch_size):  # what the user lets through at once
-        loss = _surrogate(problem.outputs(batch.inputs, leaves), batch.targets).sum()
+        loss = _surrogate(problem, batch, leaves).sum()
         parts = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         total += _flat(dict(zip(leaves, parts, strict=True)))
     return total / len(whole)

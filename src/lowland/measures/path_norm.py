@@ -30,12 +30,13 @@ def path_norm(problem: Problem) -> Value:
     """One forward pass, once it is clear that the network is made of paths."""
     known = _all_layers(problem)
     with problem.measuring():
-        few = next(problem.batches("train")).map(lambda t: t[:2])
+        few = problem.first(2)
         if not all(t.is_floating_point() for t in pytree.tree_leaves(few.inputs)):
             raise InputError("the path norm is that of a network with floating-point inputs")
-        tensors = [*problem.params.items(), *problem.model.named_buffers()]
+        weights = {**problem.params, **problem.frozen}
+        tensors = [*weights.items(), *problem.model.named_buffers()]
         plain = {n: t.double() for n, t in tensors if t.is_floating_point()}
-        squared = {n: t.square() if n in problem.params else t for n, t in plain.items()}
+        squared = {n: t.square() if n in weights else t for n, t in plain.items()}
         inputs = pytree.tree_map(Tensor.double, few.inputs)
         ones = pytree.tree_map(lambda t: torch.ones_like(t[:1]), inputs)
         leaves = {at.parameter: squared[at.parameter].requires_grad_() for at in known}

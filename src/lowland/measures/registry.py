@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from lowland.errors import InputError
 from lowland.findings import Decomposition, MeasureRow, encode
 from lowland.measures import decomposed
 from lowland.measures.sharing import share, sharing
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
+from lowland.usercode import blame, described
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,6 +173,7 @@ def registered() -> dict[str, Measure]:
     return {m.name: m for m in order}
 
 
+@differentiating()
 def measure(
     problem: Problem,
     names: list[str] | str | None = None,
@@ -216,7 +216,7 @@ def measure(
 
 
 def _run(
-    chosen: Measure, problem: Problem, problems: dict[str | None, Problem], gradient: float
+    chosen: Measure, problem: Problem, problems: dict[str | None, Problem], gradient: float | None
 ) -> Measurement:
     """One measure; ``problems`` has the problem with each loss that was asked for so far."""
     began = time.perf_counter()
@@ -230,7 +230,7 @@ def _run(
             method=value.method if value else None,
             reason=reason,
             seconds=seconds,
-            gradients=seconds / gradient,
+            gradients=seconds / gradient if gradient else None,
             parts=value.parts if value else {},
         )
 
@@ -244,20 +244,22 @@ def _run(
         value = chosen.function(problems[chosen.loss])
     except InputError as error:
         return row(None, f"does not apply: {error}")
+    except Exception as error:  # of the user's code or a defect of ours: the other measures stand
+        where = blame(error) or "in Lowland itself"
+        return row(None, f"failed: {described(error)} ({where})")
     if not math.isfinite(value.value):
         return row(None, f"is not finite: {value.method}")
     return row(value, None)
 
 
-def _seconds_of_a_gradient(problem: Problem) -> float:
-    """How long one gradient of the training loss takes, the unit of cost."""
+def _seconds_of_a_gradient(problem: Problem) -> float | None:
+    """How long one gradient of the training loss takes, the unit of cost; None if it fails."""
     times = []
     for _ in range(2):  # the first also warms up
         began = time.perf_counter()
-        with problem.measuring():
-            leaves = {n: p.clone().requires_grad_() for n, p in problem.params.items()}
-            for batch in problem.batches():
-                loss = problem.loss(problem.outputs(batch.inputs, leaves), batch.targets).sum()
-                torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        try:
+            problem.gradient()
+        except Exception:  # the measures that need one say why
+            return None
         times.append(time.perf_counter() - began)
     return max(min(times), 1e-9)

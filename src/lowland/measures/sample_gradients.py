@@ -62,7 +62,7 @@ def sample_gradients(problem: Problem) -> SampleGradients:
                         dots += (delta * x * own).sum((1, 2))
             for name, g in (_one_by_one(problem, unseen, batch) if unseen else {}).items():
                 more[name] += g.double().square().sum(0)
-                dots += (g * unseen[name]).flatten(1).sum(1)
+                dots += (g * unseen[name]).view(len(g), -1).sum(1)
             along += dots.detach().square().sum()
         count = problem.count()
         squares.update({name: total(s) / count for name, s in more.items()})
@@ -78,7 +78,7 @@ def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> di
 
     def loss(params: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
         one = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
-        return problem.loss(problem.outputs(one.inputs, params), one.targets)[0]
+        return problem.batch_losses(one, params)[0]
 
     try:
         return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
@@ -88,7 +88,7 @@ def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> di
         leaves = {name: p.clone().requires_grad_() for name, p in chosen.items()}
         rows = [
             torch.autograd.grad(
-                problem.loss(problem.outputs(one.inputs, leaves), one.targets).sum(),
+                problem.batch_losses(one, leaves).sum(),
                 list(leaves.values()),
                 materialize_grads=True,
             )

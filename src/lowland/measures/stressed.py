@@ -7,7 +7,7 @@ from typing import Any
 
 from lowland.errors import InputError
 from lowland.measures.registry import Measurement, measure, registered
-from lowland.problem import Problem
+from lowland.problem import Problem, differentiating
 from lowland.rescaling import By, rescale
 
 FACTOR = 1e3
@@ -60,6 +60,7 @@ class Stress:
         ]
 
 
+@differentiating()
 def stress(
     problem: Problem,
     names: list[str] | str | None = None,

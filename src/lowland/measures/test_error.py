@@ -15,7 +15,7 @@ from lowland.problem import Problem
     invariant=("layers", "units", "outputs"),
 )
 def test_error(problem: Problem) -> Value:
-    """Counted on the test set, which is a sample: the error is binomial."""
-    wrong = problem.wrong("test").double()
-    share = float(wrong.mean())
-    return Value(share, "exact on the test set", (share * (1 - share) / len(wrong)) ** 0.5)
+    """Counted on the test set, which is a sample: for labels its error is binomial."""
+    wrong = problem.wrong("test")
+    error = float(wrong.std(correction=0)) / len(wrong) ** 0.5
+    return Value(float(wrong.mean()), "exact on the test set", error)

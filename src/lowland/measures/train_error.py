@@ -15,4 +15,4 @@ from lowland.problem import Problem
 )
 def train_error(problem: Problem) -> Value:
     """Counted, not estimated."""
-    return Value(float(problem.wrong("train").double().mean()), "exact")
+    return Value(float(problem.wrong("train").mean()), "exact")

@@ -12,7 +12,7 @@ from lowland.findings import Decomposition, Outcome, Results
 from lowland.report.numbers import number, percent
 
 # A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
-# regression in any unit. Cross-entropy has a unit of its own (nats), hence an absolute bound too.
+# regression in any unit. Some losses have a unit of their own (nats), hence an absolute bound.
 NEGLIGIBLE_SHARE = 0.02
 NEGLIGIBLE_NATS = 1e-3
 
@@ -172,7 +172,7 @@ def _negligible(results: Results, gap: float) -> bool:
     outcome = results.outcome
     losses = (outcome.test_loss, outcome.train_loss)
     scale = max((abs(loss) for loss in losses if _finite(loss)), default=0.0)
-    if results.subject.loss == "cross_entropy" and abs(gap) < NEGLIGIBLE_NATS:
+    if results.subject.unit == "nats" and abs(gap) < NEGLIGIBLE_NATS:
         return True
     return abs(gap) <= NEGLIGIBLE_SHARE * scale
 

@@ -39,7 +39,7 @@ def train(
     is as before. Batch statistics and dropout are those of training while it trains, and frozen
     where the loss is taken; the model's mode is as before.
     """
-    trained = run(model, data, settings or TrainingSettings(), resolve(loss), progress)
+    trained = run(model, data, settings or TrainingSettings(), resolve(loss).on(data[1]), progress)
     if trained.failure is not None:
         raise InputError(trained.failure)
     return trained
@@ -77,11 +77,6 @@ def check_batch(settings: TrainingSettings, data: Data) -> None:
             f"batch_size is {settings.batch_size}, but there are {len(data[0])} training samples; "
             "use a smaller batch or more data"
         )
-
-
-def has_classes(loss: Loss, targets: Tensor) -> bool:
-    """Whether the targets are class indices, so that there is an error rate."""
-    return loss.classes and not targets.is_floating_point()
 
 
 @contextlib.contextmanager
@@ -197,13 +192,13 @@ def _settle(model: nn.Module, replicas: list[nn.Module], centre: list[Tensor]) -
 def _evaluated(model: nn.Module, data: Data, loss: Loss) -> Epoch:
     model.eval()
     X, y = data
-    total, wrong = 0.0, 0
-    classes = has_classes(loss, y)
+    total, wrong = 0.0, 0.0
+    has_errors = loss.has_errors(y)
     for x, target in zip(X.split(_CHUNK), y.split(_CHUNK), strict=True):
         outputs = model(x)
         total += float(loss(outputs, target).sum(dtype=torch.float64))
-        if classes:
-            wrong += int((outputs.argmax(1) != target).sum())
+        if has_errors:
+            wrong += float(loss.wrong(outputs, target).sum())
     norms = torch.stack([p.norm() for p in model.parameters()])
-    error = wrong / y.numel() if classes else None
+    error = wrong / len(X) if has_errors else None
     return Epoch(total / len(X), error, float(norms.norm()))

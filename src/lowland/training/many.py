@@ -79,17 +79,16 @@ def train_many(
         )
     for run_settings, pair in zip(settings, pairs, strict=True):
         loop.check_batch(run_settings, pair)
-    runs = [_Run(*parts) for parts in zip(range(len(models)), models, pairs, settings, strict=True)]
-    watch = _Watch(runs, progress)
     criterion = resolve(loss)
-    # Only losses of single samples can take the samples of all runs together.
-    single = isinstance(loss, str) or type(loss).__module__.startswith("torch.nn.")
+    each = zip(range(len(models)), models, pairs, settings, strict=True)
+    runs = [_Run(*one, criterion.on(one[2][1])) for one in each]
+    watch = _Watch(runs, progress)
     for group, forward in _groups(runs):
         if forward is not None:
-            _StackedTraining(group, forward, criterion, single).train(watch)
+            _StackedTraining(group, forward).train(watch)
         else:
             for run in group:
-                _alone(run, criterion, watch)
+                _alone(run, watch)
     return [Training(run.settings, run.epochs, run.seconds) for run in runs]
 
 
@@ -97,9 +96,10 @@ class _Run:
     """A network that is being trained, with its epochs so far."""
 
     def __init__(
-        self, number: int, model: nn.Module, data: Data, settings: TrainingSettings
+        self, number: int, model: nn.Module, data: Data, settings: TrainingSettings, loss: Loss
     ) -> None:
         self.number, self.model, self.data, self.settings = number, model, data, settings
+        self.loss = loss
         self.epochs: list[Epoch] = []
         self.seconds = 0.0
 
@@ -161,20 +161,20 @@ def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[_Run], Forward | None]]
             yield group[first : first + most], forward
 
 
-def _alone(run: _Run, loss: Loss, watch: _Watch) -> None:
+def _alone(run: _Run, watch: _Watch) -> None:
     def tell(epoch: int, value: float) -> None:
         run.epochs.append(Epoch(value, None, 0.0))
         watch([run])
 
-    trained = loop.run(run.model, run.data, run.settings, loss, tell)
+    trained = loop.run(run.model, run.data, run.settings, run.loss, tell)
     run.epochs, run.seconds = trained.epochs, trained.seconds
 
 
 class _StackedTraining:
     """The training of runs that take their steps together."""
 
-    def __init__(self, runs: list[_Run], forward: Forward, loss: Loss, single: bool) -> None:
-        self.runs, self.forward, self.loss, self.single = runs, forward, loss, single
+    def __init__(self, runs: list[_Run], forward: Forward) -> None:
+        self.runs, self.forward = runs, forward
         self.method = runs[0].settings.optimizer
         models = [run.model for run in runs]
         self.weights = stacked(models)
@@ -261,7 +261,7 @@ class _StackedTraining:
         leaves = {name: self.weights[name].requires_grad_() for name in self.learnt}
         try:
             outputs = self.forward({**self.weights, **masks}, x, True)
-            mean = self._losses(outputs, y).mean(1)  # of each run
+            mean = self._each_sample(Loss.__call__, outputs, y).mean(1)  # of each run
             gradients = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
         finally:
             for leaf in leaves.values():
@@ -279,11 +279,16 @@ class _StackedTraining:
                 grads[name] = torch.addcmul(g, w, _column(decay["norm"] / norms, w))
         return grads
 
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of every sample of every run, (runs, batch)."""
-        if self.single:
-            return self.loss(outputs.flatten(0, 1), y.flatten(0, 1)).unflatten(0, y.shape[:2])
-        return torch.stack([self.loss(z, own) for z, own in zip(outputs, y, strict=True)])
+    def _each_sample(
+        self, of: Callable[[Loss, Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor
+    ) -> Tensor:
+        """What the loss says of every sample of every run, (runs, batch)."""
+        loss = self.runs[0].loss
+        # Only losses of single samples can take the samples of all runs together.
+        if loss.separate and all(run.loss is loss for run in self.runs):
+            return of(loss, outputs.flatten(0, 1), y.flatten(0, 1)).unflatten(0, y.shape[:2])
+        each = zip(self.runs, outputs, y, strict=True)
+        return torch.stack([of(run.loss, z, own) for run, z, own in each])
 
     def _climb(self, grads: Weights) -> None:
         """Move the weights to the worst point of the ball of SAM or ASAM, to first order."""
@@ -311,19 +316,19 @@ class _StackedTraining:
     def _evaluated(self) -> list[Epoch]:
         n = len(self.runs[0].data[0])
         total = torch.zeros(len(self.runs), dtype=torch.float64)
-        wrong = torch.zeros(len(self.runs))
-        classes = loop.has_classes(self.loss, self.runs[0].data[1])
+        wrong = torch.zeros(len(self.runs), dtype=torch.float64)
+        has_errors = all(run.loss.has_errors(run.data[1]) for run in self.runs)
         for rows in torch.arange(n).split(max(1, _CHUNK // len(self.runs))):
             x, y = self.data.slices(rows)
             outputs = self.forward(self.weights, x, False)
-            total += self._losses(outputs, y).sum(1, dtype=torch.float64).cpu()
-            if classes:
-                wrong += (outputs.argmax(2) != y).flatten(1).sum(1).cpu()
+            losses = self._each_sample(Loss.__call__, outputs, y)
+            total += losses.sum(1, dtype=torch.float64).cpu()
+            if has_errors:
+                wrong += self._each_sample(_wrong, outputs, y).sum(1).cpu()
         squares = [self._each(self.still), *(_squares(self.weights[n]) for n in self.learnt)]
         norms = torch.stack(squares).sum(0).sqrt()
-        count = y[0].numel() // len(rows) * n
         return [
-            Epoch(float(sum_) / n, float(e) / count if classes else None, float(norm))
+            Epoch(float(sum_) / n, float(e) / n if has_errors else None, float(norm))
             for sum_, e, norm in zip(total, wrong, norms, strict=True)
         ]
 
@@ -350,6 +355,10 @@ class _StackedTraining:
             for name in self.learnt:
                 place = (slice(None), self.seen) if name == self.first else ...
                 state[name][place] = self.weights[name][i]
+
+
+def _wrong(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    return loss.wrong(outputs, targets)
 
 
 def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Tensor]:

@@ -3,24 +3,23 @@
 import contextlib
 import copy
 import fnmatch
-import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from lowland.batches import Batch, Batches, Inputs
-from lowland.distributed import total_count
+from lowland.distributed import total, total_count
 from lowland.errors import InputError
-from lowland.losses import LossLike, resolve
+from lowland.losses import LossLike, ModelLoss, resolve
+from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
+from lowland.problem.model import arguments, constant, measured_names, unwrap, wider
+from lowland.problem.traceless import differentiating, modules_kept, random_state_kept
 
 _BATCH = 1024  # samples at once, where nothing else decides
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Problem:
@@ -30,7 +29,8 @@ class Problem:
         model: any ``torch.nn.Module``. Data-parallel and compiled wrappers are taken off. It is
             measured in eval mode and left exactly as it was, also after an error.
         loss: ``"cross_entropy"``, ``"mse"``, ``"normalized_cross_entropy"``, a torch loss module,
-            or a callable ``(outputs, targets) -> (N,)``.
+            a callable ``(outputs, targets) -> (N,)``, or :class:`lowland.ModelLoss` of a callable
+            ``(model, batch) -> (N,)``.
         train: ``(inputs, targets)`` as tensors, a ``Dataset`` or a ``DataLoader``. Inputs may be a
             tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
             ``"labels"``, as Transformers has it).
@@ -44,6 +44,8 @@ class Problem:
         initial: the weights that the training started from, as a model or ``state_dict``, for
             measures of the distance travelled.
         training: facts of the training that some measures use: ``learning_rate``, ``batch_size``.
+        params: ``"trainable"`` measures the parameters with ``requires_grad``; the frozen ones are
+            constants, as they were for the training. ``"all"`` measures every one.
 
     >>> model = nn.Linear(2, 3)
     >>> problem = Problem(model, train=(torch.randn(8, 2), torch.arange(8) % 3))
@@ -63,6 +65,7 @@ class Problem:
         dtype: torch.dtype | None = None,
         initial: nn.Module | Mapping[str, Tensor] | None = None,
         training: Mapping[str, float] | None = None,
+        params: Literal["trainable", "all"] = "trainable",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module; got {type(model).__name__}")
@@ -74,26 +77,55 @@ class Problem:
             raise InputError(f"batch_size must be at least 1; got {batch_size}")
         if memory < 1:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
-        self.memory, self._batch_size = memory, batch_size
+        if params not in ("trainable", "all"):
+            raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
+        self.memory, self._batch_size, self._which = memory, batch_size, params
+        self._depth = 0
+        self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         model = unwrap(model)
-        _check_tensors(model)
-        if dtype is None and any(p.dtype in _HALF for p in model.parameters()):
-            dtype = torch.float32
-        self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
-        self.loss = resolve(loss)
-        self.params: dict[str, Tensor] = {
-            name: p.detach() for name, p in self.model.named_parameters()
-        }
-        if not self.params:
-            raise InputError("the model has no parameters, so there is no weight space to measure")
-        with _random_state_kept():  # shuffling loaders draw from the global generators
+        check_tensors(model)
+        with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
+            dtype = dtype or wider(model)
+            self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
+            self._names = measured_names(self.model, params)
             size = batch_size or _BATCH
             self.train = Batches(train, "train", size)
             self._test = Batches(test, "test", size) if test is not None else None
-        self._depth = 0
-        self._initial = self._matching(initial) if initial is not None else None
-        self.training = dict(training or {})
-        self._check()
+            self.loss = resolve(loss).on(self.train.targets)
+            self._initial = self._matching(initial) if initial is not None else None
+            self.training = dict(training or {})
+            check_model(self)
+            check_loss(self)
+            check_recomputing(self)
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The measured parameters by name, constants that share the model's memory.
+
+        They are read from the model whenever it is not being measured, so that they are its weights
+        also after these were replaced (``vector_to_parameters``, ``load_state_dict(assign=True)``).
+        """
+        held = self._held or self._read()
+        return {name: held[name] for name in self._names}
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The parameters that are not measured, by name: constants of the model."""
+        held = self._held or self._read()
+        params = dict(self.model.named_parameters())
+        return {n: held[n] for n in params if n not in self._names}
+
+    def _read(self) -> dict[str, Tensor]:
+        """Every parameter and buffer as a constant, by name."""
+        found = {n: constant(p) for n, p in self.model.named_parameters()}
+        missing = [n for n in self._names if n not in found]
+        if missing:
+            raise InputError(
+                f"the model has no parameter {missing[0]!r} any more; make a new Problem after "
+                "changing the model's structure"
+            )
+        buffers = self.model.named_buffers()
+        return found | {n: b.clone() if b.is_inference() else b for n, b in buffers}
 
     @property
     def test(self) -> Batches:
@@ -156,9 +188,17 @@ class Problem:
             size = min(size, self._batch_size)
         return (self.place(batch) for batch in self.data(split).chunks(size))
 
+    def first(self, count: int, split: str = "train") -> Batch:
+        """The first ``count`` samples, or those of the first batch if it has fewer."""
+        return next(self.batches(split, count))
+
     def place(self, batch: Batch) -> Batch:
         """The batch where and as the model wants it."""
-        return batch.map(lambda t: t.to(self.device, self.dtype if t.is_floating_point() else None))
+        device, dtype = self.device, self.dtype
+        with torch.inference_mode(False):
+            return batch.map(
+                lambda t: constant(t).to(device, dtype if t.is_floating_point() else None)
+            )
 
     def outputs(self, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """The model's outputs; call inside :meth:`measuring`.
@@ -166,8 +206,9 @@ class Problem:
         ``params`` replaces some of the parameters; the others enter as constants, so that no
         gradient ever reaches the user's own tensors.
         """
-        args, kwargs = _arguments(inputs)
-        values = {**self.params, **params} if params else self.params
+        args, kwargs = arguments(inputs)
+        # Buffers are handed over too: what a forward pass puts in their place is then undone.
+        values = {**(self._held or self._read()), **(params or {})}
         out = functional_call(self.model, values, args, kwargs)
         if isinstance(out, Mapping) and "logits" in out:  # a Transformers ModelOutput
             out = out["logits"]
@@ -178,11 +219,27 @@ class Problem:
             )
         return out
 
+    def batch_losses(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Every sample's loss, (n,), with some parameters replaced; call inside :meth:`measuring`.
+
+        All rooms that need no outputs ask here, so that a loss may run the model as it likes.
+        """
+        if not isinstance(self.loss, ModelLoss):
+            return self.loss(self.outputs(batch.inputs, params), batch.targets)
+        values = {**(self._held or self._read()), **(params or {})}
+        named = {f"model.{name}": value for name, value in values.items()}
+        with torch.enable_grad():  # the loss may differentiate on its way
+            losses = functional_call(_Evaluation(self.model, self.loss), named, (batch,))
+        return losses if torch.is_grad_enabled() else losses.detach()
+
+    def batch_wrong(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The share of each sample's predictions that are wrong, (n,), in float64."""
+        return self.loss.wrong(self.outputs(batch.inputs, params), batch.targets)
+
     def losses(self, split: str = "train") -> Tensor:
         """Every sample's loss, (N,), in data order."""
         with self.measuring(), torch.no_grad():
-            parts = [self.loss(self.outputs(b.inputs), b.targets) for b in self.batches(split)]
-        losses = torch.cat(parts)
+            losses = torch.cat([self.batch_losses(batch) for batch in self.batches(split)])
         if not losses.isfinite().all():
             raise InputError(
                 f"{int((~losses.isfinite()).sum())} of {len(losses)} {split} losses are NaN or "
@@ -191,14 +248,40 @@ class Problem:
         return losses
 
     def wrong(self, split: str = "train") -> Tensor:
-        """Whether each sample is misclassified, (N,); an error where targets are not classes."""
-        if not self.loss.classes or self.data(split).targets.is_floating_point():
-            raise InputError(
-                f"a classification error needs class labels; the loss is {self.loss.name!r}"
-            )
+        """The share of each sample's predictions that are wrong, (N,), in float64.
+
+        0 or 1 for one label per sample; an error where targets are neither right nor wrong.
+        """
         with self.measuring(), torch.no_grad():
-            parts = [self.outputs(b.inputs).argmax(1) != b.targets for b in self.batches(split)]
-        return torch.cat(parts)
+            return torch.cat([self.batch_wrong(batch) for batch in self.batches(split)])
+
+    def gradient(
+        self, params: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """The mean training loss and its gradient by parameter, summed in float64.
+
+        ``params`` replaces parameters; the gradient is with respect to all that are measured.
+        """
+        with self.measuring():
+            values = {**self.params, **(params or {})}
+            leaves = {n: p.detach().clone().requires_grad_() for n, p in values.items()}
+            loss = torch.zeros((), dtype=torch.float64, device=self.device)
+            sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in leaves.items()}
+            for batch in self.batches():
+                losses = self.batch_losses(batch, leaves)
+                if not losses.requires_grad:
+                    raise InputError(
+                        f"loss {self.loss.name!r} has no gradient with respect to the "
+                        "parameters: it is not differentiable, or does not depend on them"
+                    )
+                parts = torch.autograd.grad(
+                    losses.sum(), list(leaves.values()), materialize_grads=True
+                )
+                loss += losses.detach().double().sum()
+                for name, part in zip(sums, parts, strict=True):
+                    sums[name] += part
+            count = self.count()
+            return float(total(loss) / count), {n: total(s) / count for n, s in sums.items()}
 
     def select(self, params: str | list[str] | None = None) -> dict[str, Tensor]:
         """The chosen parameters by name: all, those matching a glob, or those in a list."""
@@ -215,9 +298,10 @@ class Problem:
             chosen.update({name: self.params[name] for name in found})
         return {name: p for name, p in self.params.items() if name in chosen}
 
+    @differentiating()
     def at(self, params: Mapping[str, Tensor]) -> "Problem":
         """The same problem at another point of weight space, on a copy of the model."""
-        other = self.of(copy.deepcopy(self.model))
+        other = self._with(copy.deepcopy(self.model), self._names)
         other._initial = self._initial
         with torch.no_grad():
             for name, value in params.items():
@@ -226,166 +310,49 @@ class Problem:
 
     def of(self, model: nn.Module) -> "Problem":
         """The same loss and data with another model."""
+        return self._with(model, measured_names(model, self._which))
+
+    def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
         other = copy.copy(self)
-        other.model, other._depth, other._initial = model, 0, None
-        other.params = {name: p.detach() for name, p in model.named_parameters()}
-        other._check()
+        other.model, other._names = model, names
+        other._depth, other._held, other._initial = 0, None, None
+        check_loss(other)
         return other
 
     def with_loss(self, loss: LossLike) -> "Problem":
         """The same model and data with another loss."""
         other = copy.copy(self)
-        other.loss = resolve(loss)
-        other._check()
+        other.loss = resolve(loss).on(self.train.targets)
+        check_loss(other)
         return other
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Run the model in eval mode and leave no trace of it.
 
-        Modes, buffers and random state are put back on the way out, also after an exception.
-        Gradients are enabled whatever the caller's context, in full precision, and attention uses
-        the implementation that can be differentiated twice.
+        Modes, buffers, other attributes of modules and random state are put back on the way out,
+        also after an exception. Gradients are enabled whatever the caller's context, in full
+        precision, and attention uses the implementation that can be differentiated twice.
         """
         if self._depth:
             yield
             return
-        modules = list(self.model.modules())
-        modes = [m.training for m in modules]
-        buffers = [(b, b.clone()) for b in self.model.buffers()]
-        self._depth += 1
-        try:
+        with differentiating(), random_state_kept(), modules_kept(self.model):
             self.model.eval()
-            with (
-                _random_state_kept(),
-                differentiating(self.device),
-                sdpa_kernel(SDPBackend.MATH),
-            ):
-                yield
-        finally:
-            self._depth -= 1
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    if not torch.equal(buffer, before):
-                        buffer.copy_(before)
-
-    def _check(self) -> None:
-        """Fail here, in words, rather than later inside torch."""
-        batch = next(self.batches("train"))
-        few = batch.map(lambda t: t[:2])
-        with self.measuring(), torch.no_grad():
+            self._depth, self._held = 1, self._read()
             try:
-                out = self.outputs(few.inputs)
-            except (RuntimeError, TypeError, IndexError) as error:
-                raise InputError(
-                    f"the model cannot run on the training inputs ({_describe(few.inputs)}): "
-                    f"{error}"
-                ) from error
-            if not out.isfinite().all():
-                raise InputError(
-                    "the model's outputs on the training inputs are NaN or infinite; are its "
-                    "weights or inputs too large for its precision?"
-                )
-            if not torch.equal(out, self.outputs(few.inputs)):
-                raise InputError(
-                    "the model returns other outputs for the same inputs, even in eval mode; "
-                    "switch off its randomness (functional dropout without training=self.training?)"
-                )
-            if not self._is_alone_as_in_a_batch(few, out):
-                raise InputError(
-                    "a sample's outputs depend on the other samples of its batch (BatchNorm "
-                    "without running statistics?), so no sample has a loss of its own"
-                )
-        if self.loss.classes and out.ndim == 2:
-            for data in [self.train, *([self._test] if self._test else [])]:
-                _check_labels(data, out.shape[1])
-        self.loss(out, few.targets)
-
-    def _is_alone_as_in_a_batch(self, few: Batch, out: Tensor) -> bool:
-        try:
-            alone = self.outputs(few.map(lambda t: t[:1]).inputs)
-        except ValueError:  # torch's BatchNorm refuses to normalise a single sample by itself
-            return False
-        return torch.allclose(out[:1], alone, rtol=1e-2, atol=1e-3 * float(out.abs().max()))
+                with sdpa_kernel(SDPBackend.MATH):
+                    yield
+            finally:
+                self._depth, self._held = 0, None
 
 
-def _check_tensors(model: nn.Module) -> None:
-    """Every parameter and buffer must hold finite numbers."""
-    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
-        for name, t in named:
-            if nn.parameter.is_lazy(t) or t.is_meta:
-                raise InputError(
-                    f"{kind} {name!r} has no values yet (a lazy layer, or the meta device); run "
-                    "the model once, or load its weights"
-                )
-            if t.is_floating_point() and not t.isfinite().all():
-                raise InputError(
-                    f"{kind} {name!r} holds {int((~t.isfinite()).sum())} NaN or infinite "
-                    "value(s); the training diverged, or the checkpoint is damaged"
-                )
+class _Evaluation(nn.Module):
+    """A loss that runs the model, as a module: its parameters can then be replaced for the call."""
 
+    def __init__(self, model: nn.Module, loss: ModelLoss) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside data-parallel and ``torch.compile`` wrappers.
-
-    A compiled model cannot be differentiated twice, and DDP does not synchronise
-    ``autograd.grad``: both must come off before curvature is computed.
-    """
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
-        else:
-            inner = getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _arguments(inputs: Inputs) -> tuple[tuple, dict]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    return (inputs,), {}
-
-
-def _describe(inputs: Inputs) -> str:
-    shapes = pytree.tree_map(lambda t: f"{tuple(t.shape[1:])} {t.dtype}", inputs)
-    return f"one sample is {shapes}"
-
-
-def _check_labels(data: Batches, classes: int) -> None:
-    targets = data.targets
-    if targets.is_floating_point() or targets.ndim != 1:
-        return  # class probabilities: the loss itself checks their shape
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= classes:
-        raise InputError(
-            f"{data.split} labels run from {low} to {high}, but the model has {classes} outputs; "
-            f"labels must be 0 to {classes - 1}"
-        )
-
-
-@contextlib.contextmanager
-def differentiating(device: torch.device) -> Iterator[None]:
-    """Gradients, in full precision, whatever the caller has switched on or off."""
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast(device.type, enabled=False),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loss.of_model(self.model, batch)

@@ -1,0 +1,7 @@
+"""A model, a per-sample loss and data, and measuring them without a trace."""
+
+from lowland.problem.model import unwrap
+from lowland.problem.problem import Problem
+from lowland.problem.traceless import differentiating
+
+__all__ = ["Problem", "differentiating", "unwrap"]

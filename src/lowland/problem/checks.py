@@ -1,0 +1,157 @@
+"""What must hold of a model, a loss and data before anything is measured: fail here, in words."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lowland.batches import Batch, Inputs
+from lowland.errors import InputError
+
+if TYPE_CHECKING:
+    from lowland.problem.problem import Problem
+
+_TRIED = 8  # samples
+_PASSES = 3  # over each of their batches
+_PARTS = (1, 3)  # samples at once, to compare with whole batches
+_CHECKPOINTED = (
+    "the model recomputes activations in the backward pass (activation checkpointing), where "
+    "weights that were put in place for a product are gone; switch it off for measuring"
+)
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Every parameter and buffer must hold finite numbers."""
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, t in named:
+            if nn.parameter.is_lazy(t) or t.is_meta:
+                raise InputError(
+                    f"{kind} {name!r} has no values yet (a lazy layer, or the meta device); run "
+                    "the model once, or load its weights"
+                )
+            if t.is_complex() and kind == "parameter":
+                raise InputError(
+                    f"parameter {name!r} is complex; curvature is defined for real parameters: "
+                    "store its real and imaginary parts as two"
+                )
+            if t.is_floating_point() and not t.isfinite().all():
+                raise InputError(
+                    f"{kind} {name!r} holds {int((~t.isfinite()).sum())} NaN or infinite "
+                    "value(s); the training diverged, or the checkpoint is damaged"
+                )
+
+
+def check_model(problem: "Problem") -> None:
+    """The model must run, and what it gives for a sample depend on nothing but the sample.
+
+    The first samples of the training data go through it several times, in batches and in parts of
+    batches. If chance changes a call with probability p, it goes unnoticed with probability
+    ``p^k + (1 - p)^k`` in k calls: at p = 1/2 once in 4,000 problems, at p = 1/100 in 87 of 100.
+    """
+    seen = 0
+    with problem.measuring(), torch.no_grad():
+        for batch in problem.batches("train", _TRIED):
+            whole = _evaluated(problem, batch)
+            for _ in range(_PASSES - 1):
+                if not torch.equal(whole, _evaluated(problem, batch)):
+                    raise InputError(
+                        "the model returns other outputs for the same inputs, even in eval mode; "
+                        "switch off its randomness (functional dropout without "
+                        "training=self.training?)"
+                    )
+            if not all(_is_same_in_parts(problem, batch, whole, size) for size in _PARTS):
+                raise InputError(
+                    "a sample's outputs depend on the other samples of its batch (BatchNorm "
+                    "without running statistics?), or on chance, so no sample has a loss of its own"
+                )
+            seen += len(batch)
+            if seen >= _TRIED:
+                break
+
+
+def check_loss(problem: "Problem") -> None:
+    """The loss must fit the outputs and all targets, and give every sample a loss of its own."""
+    loss, few = problem.loss, problem.first(_TRIED)
+    with problem.measuring(), torch.no_grad():
+        outputs = _evaluated(problem, few)
+        if loss.needs_model:
+            return
+        splits = ("train", "test") if problem.has_test else ("train",)
+        loss.check(outputs, few.targets, {s: problem.data(s).targets for s in splits})
+        losses = loss(outputs, few.targets)
+        for size in () if loss.separate else _PARTS:
+            parts = zip(outputs.split(size), few.targets.split(size), strict=True)
+            alone = torch.cat([loss(z, y) for z, y in parts])
+            if not _are_close(losses, alone, 1e-4):
+                raise InputError(
+                    f"loss {loss.name!r} mixes samples: the losses of {len(losses)} training "
+                    f"samples together are not those of the same samples {size} at a time, so no "
+                    "sample has a loss of its own; return what each sample's own target gives"
+                )
+
+
+def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
+    """What is compared: the model's outputs or, if the loss runs the model itself, the losses."""
+    if problem.loss.needs_model:
+        return problem.batch_losses(batch)
+    try:
+        out = problem.outputs(batch.inputs)
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise InputError(
+            f"the model cannot run on the training inputs ({_describe(batch.inputs)}): {error}"
+        ) from error
+    if out.ndim == 0 or len(out) != len(batch):
+        raise InputError(
+            f"the model returns outputs of shape {tuple(out.shape)} for {len(batch)} samples; "
+            "their first dimension must be that of the samples"
+        )
+    if not out.isfinite().all():
+        raise InputError(
+            "the model's outputs on the training inputs are NaN or infinite; are its weights or "
+            "inputs too large for its precision?"
+        )
+    return out
+
+
+def _is_same_in_parts(problem: "Problem", batch: Batch, whole: Tensor, size: int) -> bool:
+    if len(batch) <= size:
+        return True
+    try:
+        parts = [_evaluated(problem, part) for part in batch.split(size)]
+    except InputError:
+        raise
+    except ValueError:  # torch's BatchNorm refuses to normalise a single sample by itself
+        return False
+    # Products of matrices of other sizes may round otherwise.
+    return _are_close(whole, torch.cat(parts), 1e-3 if whole.dtype == torch.float32 else 1e-6)
+
+
+def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max()))
+
+
+def check_recomputing(problem: "Problem") -> None:
+    """Refuse activation checkpointing: it would compute with other weights than were asked for."""
+    with problem.measuring():
+        leaves = {n: p.detach().requires_grad_() for n, p in problem.params.items()}
+        # Where no input has a gradient, one kind of checkpointing gives none to the weights either.
+        few = problem.first(1)
+        with_gradient = few.map(lambda t: t.detach().requires_grad_(t.is_floating_point()))
+        one = Batch(with_gradient.inputs, few.targets)
+        try:
+            with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
+                losses = problem.batch_losses(one, leaves)
+            if losses.requires_grad:
+                reached = [t for t in pytree.tree_leaves(one.inputs) if t.requires_grad]
+                torch.autograd.grad(losses.sum(), [*leaves.values(), *reached], allow_unused=True)
+        except RuntimeError as error:
+            if _CHECKPOINTED in str(error) or "torch.utils.checkpoint" in str(error):
+                raise InputError(_CHECKPOINTED) from error
+
+
+def _describe(inputs: Inputs) -> str:
+    shapes = pytree.tree_map(lambda t: f"{tuple(t.shape[1:])} {t.dtype}", inputs)
+    return f"one sample is {shapes}"

@@ -1,0 +1,66 @@
+"""A user's model: out of its wrappers, its parameters by name, and how a batch goes into it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lowland.batches import Inputs
+from lowland.errors import InputError
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def measured_names(model: nn.Module, params: str) -> tuple[str, ...]:
+    """The names of the parameters that are measured."""
+    every = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
+    if not every:
+        raise InputError("the model has no parameters, so there is no weight space to measure")
+    chosen = {n: p for n, p in every.items() if p.requires_grad or params == "all"}
+    if not chosen:
+        raise InputError(
+            "every parameter of the model is frozen (requires_grad=False), so there is no weight "
+            "space to measure; pass Problem(params='all') to measure them all the same"
+        )
+    kinds = {p.dtype for p in chosen.values()}
+    if len(kinds) > 1:
+        raise InputError(
+            f"the parameters are of several precisions ({', '.join(sorted(map(str, kinds)))}); "
+            "pass Problem(dtype=...) to measure a copy in one of them"
+        )
+    return tuple(chosen)
+
+
+def wider(model: nn.Module) -> torch.dtype | None:
+    """The precision to measure a copy in, or None where the model's own will do."""
+    return torch.float32 if any(p.dtype in _HALF for p in model.parameters()) else None
+
+
+def constant(t: Tensor) -> Tensor:
+    """The tensor without its graph; a copy if it is of inference mode, which has no gradients."""
+    return t.detach().clone() if t.is_inference() else t.detach()
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside data-parallel and ``torch.compile`` wrappers.
+
+    A compiled model cannot be differentiated twice, and DDP does not synchronise
+    ``autograd.grad``: both must come off before curvature is computed.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = model.module
+        else:
+            inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def arguments(inputs: Inputs) -> tuple[tuple, dict]:
+    """The inputs of a batch as arguments and keyword arguments of the model."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
