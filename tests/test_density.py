@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lowland.curvature.density import spectral_density
-from lowland.curvature.lanczos import Dense
+from lowland.curvature.operator import Dense
 from lowland.errors import InputError
 from planted import Hidden, planted
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lowland.curvature.density import spectral_density
-from lowland.curvature.lanczos import Dense
+from lowland.curvature.operator import Dense
 from lowland.curvature.spectrum import (
     _radau_error,
     condition_number,

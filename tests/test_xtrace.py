@@ -7,7 +7,7 @@ import torch
 
 from lowland.curvature import sketch
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense
+from lowland.curvature.operator import Dense
 from lowland.curvature.sketch import Sketch
 from lowland.curvature.stochastic_diagonal import _leave_one_out, estimate_diagonal
 from lowland.curvature.xtrace import LeaveOneOut

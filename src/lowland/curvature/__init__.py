@@ -4,7 +4,8 @@ from lowland.curvature.block import LayerBlock, layer_operator
 from lowland.curvature.density import Density, spectral_density
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.exact import layer_hessian
-from lowland.curvature.lanczos import Dense, Eigenpairs, eigsh
+from lowland.curvature.lanczos import Eigenpairs, eigsh
+from lowland.curvature.operator import Dense
 from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.spectrum import (
     condition_number,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, rounding
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.precision import rounding
 from lowland.curvature.sketch import finite
 from lowland.errors import InputError
 

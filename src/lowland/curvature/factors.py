@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature.lanczos import rounding
 from lowland.curvature.layers import Layer, MatrixLayer, Tap, tapped
 from lowland.curvature.memory import samples_within
+from lowland.curvature.precision import rounding
 from lowland.curvature.structure import piecewise_linear
 from lowland.problem import Problem
 

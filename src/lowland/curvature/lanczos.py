@@ -7,26 +7,16 @@ against the whole basis, so that no eigenvalue appears more often than it should
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lowland.curvature.operator import Operator
+from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 
 End = Literal["magnitude", "largest", "smallest"]
-
-
-class Operator(Protocol):
-    """All that an algorithm may see of a matrix."""
-
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    @property
-    def dtype(self) -> torch.dtype: ...  # noqa: D102
-    @property
-    def device(self) -> torch.device: ...  # noqa: D102
-    def __matmul__(self, V: Tensor) -> Tensor: ...  # (n,) -> (n,) or (n, k) -> (n, k)
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,7 @@ def eigsh(
         max_matvecs: give up after so many products; the result then says ``converged=False``.
         seed: of the random starting block.
 
+    >>> from lowland.curvature import Dense
     >>> H = torch.diag(torch.tensor([5.0, -4.0, 1.0], dtype=torch.float64))
     >>> eigsh(Dense(H), k=2).values
     tensor([ 5., -4.], dtype=torch.float64)
@@ -166,41 +157,11 @@ class _Columns:
         self.count = Y.shape[1]
 
 
-@dataclass(frozen=True)
-class Dense:
-    """A symmetric matrix as an operator."""
-
-    matrix: Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return len(self.matrix)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the matrix."""
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the matrix lives."""
-        return self.matrix.device
-
-    def __matmul__(self, V: Tensor) -> Tensor:
-        return self.matrix @ V
-
-
 def _order(theta: Tensor, which: End) -> Tensor:
     keys = {"magnitude": -theta.abs(), "largest": -theta, "smallest": theta}
     if which not in keys:
         raise InputError(f"which must be one of {', '.join(map(repr, keys))}; got {which!r}")
     return keys[which].argsort()
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """Residuals below this share of the norm of A are rounding errors of the products."""
-    return 10 * torch.finfo(dtype).eps
 
 
 def bordered(T: Tensor, columns: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature import products
-from lowland.curvature.lanczos import rounding
 from lowland.curvature.memory import graph_bytes, samples_within
+from lowland.curvature.precision import rounding
 from lowland.curvature.products import BatchProduct
 from lowland.distributed import total
 from lowland.errors import InputError

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from lowland.curvature.density import SMALL, Density, eigenvalues, spectral_density
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, eigsh, rounding
+from lowland.curvature.lanczos import eigsh
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.precision import rounding
 from lowland.curvature.sketch import finite
 from lowland.curvature.xtrace import power_trace
 from lowland.errors import InputError

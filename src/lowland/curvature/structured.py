@@ -15,8 +15,8 @@ from lowland.curvature.block import LayerBlock
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.exact import exact_diagonal
 from lowland.curvature.factors import Kind, passes
-from lowland.curvature.lanczos import Dense, Operator
 from lowland.curvature.layers import Layer, layers
+from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.probes import remainder_trace
 from lowland.curvature.stochastic_diagonal import estimate_diagonal

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, rounding
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.precision import rounding
 from lowland.curvature.sketch import Plan, Sketch, allowed, dots, finite, inner
 from lowland.errors import InputError
 

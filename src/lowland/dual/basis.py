@@ -9,8 +9,9 @@ from lowland.curvature import eigsh, fisher, ggn, hessian
 from lowland.curvature.block import layer_operators
 from lowland.curvature.exact import layer_hessians
 from lowland.curvature.factors import Kind, factor_bytes, passes
-from lowland.curvature.lanczos import Operator, rounding
 from lowland.curvature.layers import MatrixLayer
+from lowland.curvature.operator import Operator
+from lowland.curvature.precision import rounding
 from lowland.problem import Problem
 
 # Up to this many weights all eigenvectors are computed: a quarter of a minute on two cores.

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature.lanczos import rounding
 from lowland.curvature.layers import MatrixLayer, tapped
 from lowland.curvature.memory import samples_within
+from lowland.curvature.precision import rounding
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_with_outputs
 from lowland.errors import InputError

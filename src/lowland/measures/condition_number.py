@@ -4,7 +4,7 @@ import torch
 
 from lowland.curvature import Hessian
 from lowland.curvature import condition_number as condition_of
-from lowland.curvature.lanczos import rounding
+from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.spectrum import whole_hessian
