@@ -7,12 +7,13 @@ from lowland.curvature.exact import layer_hessian
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.operator import Dense
 from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
-from lowland.curvature.spectrum import (
+from lowland.curvature.spectral_numbers import (
     condition_number,
     effective_dimension,
     frobenius_norm,
     negative_eigenvalues,
 )
+from lowland.curvature.spectrum import Spectrum
 from lowland.curvature.structured import Diagonal, diagonal, trace
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Fisher",
     "Hessian",
     "LayerBlock",
+    "Spectrum",
     "condition_number",
     "diagonal",
     "effective_dimension",

@@ -18,9 +18,9 @@ from lowland.curvature.estimate import Estimate
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.precision import rounding
 from lowland.curvature.sketch import finite
+from lowland.curvature.spectrum import SMALL, Spectrum
 from lowland.errors import InputError
 
-SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
 MEMORY = 2**31  # bytes of the bases that are held at once
 
 
@@ -148,9 +148,11 @@ def spectral_density(
         raise InputError(f"bandwidth must be above zero; got {bandwidth}")
     exact = isinstance(A, Dense) or A.size <= min(steps * probes, SMALL)
     if exact:
-        nodes, matvecs = eigenvalues(A)
-        nodes = nodes[None]
-        weights, residuals = torch.full_like(nodes, 1 / A.size), torch.zeros_like(nodes)
+        spectrum = Spectrum.exactly(A)
+        nodes, weights, residuals = (
+            each[None] for each in (spectrum.nodes, spectrum.weights, spectrum.residuals)
+        )
+        matvecs = spectrum.matvecs
         coarse = nodes, weights
     else:
         alpha, beta, matvecs = _recurrences(A, min(steps, A.size), probes, seed)
@@ -182,17 +184,6 @@ def spectral_density(
         converged=bool(error <= rtol),
         matvecs=matvecs,
     )
-
-
-def eigenvalues(A: Operator) -> tuple[Tensor, int]:
-    """All eigenvalues, ascending, and the products they took: none of a dense matrix."""
-    if isinstance(A, Dense):
-        matrix, matvecs = A.matrix.double(), 0
-    else:
-        eye = torch.eye(A.size, dtype=A.dtype, device=A.device)
-        matrix = torch.cat([A @ columns for columns in eye.split(64, 1)], 1).double()
-        matvecs = A.size
-    return torch.linalg.eigvalsh(finite(matrix + matrix.T) / 2), matvecs
 
 
 def _recurrences(A: Operator, steps: int, probes: int, seed: int) -> tuple[Tensor, Tensor, int]:

@@ -85,7 +85,7 @@ def eigsh(
     capacity = min(n, max(2 * k, k + 40) + 4 * b)  # columns of the basis before a restart
     limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
 
-    V, AV = _Columns(A, capacity + b), _Columns(A, capacity + b)
+    V, AV = Columns(A, capacity + b), Columns(A, capacity + b)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
     Q, _ = _orthonormal(Q, Q.norm(dim=0), V.all, generator)
     matvecs, restarted = 0, False
@@ -135,7 +135,7 @@ def eigsh(
                 return Eigenpairs(theta[:k], top.clone(), residuals, done, matvecs)
 
 
-class _Columns:
+class Columns:
     """Columns of length n that grow in place: copying them at each step would cost more than it."""
 
     def __init__(self, A: Operator, most: int) -> None:
@@ -148,6 +148,7 @@ class _Columns:
         return self._rows[: self.count].T
 
     def append(self, columns: Tensor) -> None:
+        """Add columns, (n, k)."""
         self._rows[self.count : self.count + columns.shape[1]] = columns.T
         self.count += columns.shape[1]
 
