@@ -137,21 +137,29 @@ def negative_eigenvalues(
 ) -> Estimate:
     """The number of eigenvalues below ``-threshold``.
 
-    The default threshold is rounding: ``n eps |A|`` for eigenvalues of a whole matrix. A quadrature
-    can seldom tell the sign of what is near zero, and says so: its standard error holds all the
-    eigenvalues that may be on either side. ``method`` states the threshold; ``converged`` asks for
-    ``rtol``, or for half an eigenvalue.
+    The default threshold is rounding, ``n eps |A|`` in float64. Whatever may lie on either side of
+    it is in the standard error: of a quadrature all that it cannot place, which near zero is often
+    most, and where products are less precise all that is zero to their rounding. ``method`` states
+    the threshold; ``converged`` asks for ``rtol``, or for half an eigenvalue.
 
     >>> H = torch.diag(torch.tensor([3.0, 1e-20, -1e-20, -2.0], dtype=torch.float64))
     >>> negative_eigenvalues(Dense(H))
     1 (below -2.7e-15: exact, 0 products)
     """
     spectrum = A if isinstance(A, Spectrum) else Spectrum.of(A, steps, probes, seed)
+    unsure = 0.0
     if threshold is None:
         threshold = spectrum.floor
+        unsure = 2 * threshold if torch.finfo(spectrum.dtype).eps > 1e-15 else 0.0
     if not threshold >= 0:
         raise InputError(f"threshold must not be negative; got {threshold}")
-    found = spectrum.between(-math.inf, math.nextafter(-threshold, -math.inf))
+    edge = math.nextafter(-threshold, -math.inf)
+    found = spectrum.between(-math.inf, edge)
+    if unsure:
+        surely, perhaps = found, spectrum.between(-math.inf, edge + unsure)
+        middle, width = (surely.value + perhaps.value) / 2, perhaps.value - surely.value
+        error = max(surely.stderr, perhaps.stderr)
+        found = replace(surely, value=middle, stderr=math.hypot(error, width / math.sqrt(12)))
     return replace(
         found,
         converged=found.stderr <= max(rtol * found.value, 0.5),

@@ -21,6 +21,6 @@ def effective_dimension(problem: Problem) -> Value:
     """By block Lanczos quadrature, or from all eigenvalues of a small network."""
     spectrum = ggn_spectrum(problem)
     dimension = dimension_of(spectrum, alpha=1 / problem.count())
-    if not dimension.stderr <= 0.5 * dimension.value:
+    if not dimension.stderr <= 0.25 * dimension.value:
         raise InputError(f"the quadrature leaves it open: {dimension!r}")
     return value_of(dimension, spectrum)
