@@ -61,6 +61,12 @@ class Quadrature:
         nodes, Y = torch.linalg.eigh(bordered(self.T, columns))
         return nodes, self._weights(Y)
 
+    def coarse(self) -> tuple[Tensor, Tensor]:
+        """Nodes and weights after half of the products."""
+        k = max(self.probes, len(self.T) // 2)
+        nodes, Y = torch.linalg.eigh(self.T[:k, :k])
+        return nodes, self._weights(Y)
+
     def below(self, x: float) -> tuple[float, float]:
         """The least and the most weight that the probes' spectral measure can have below x.
 
@@ -100,7 +106,7 @@ def block_lanczos(
     most = max(steps, min(max_steps or steps, fits))
     basis = Columns(A, min(most * probes, n))
     T = Q.new_empty(0, 0, dtype=torch.float64)
-    taken, strays, count, last = 0, 0.0, 0, 0
+    taken, strays, count, last, norm = 0, 0.0, 0, 0, 0.0
     while True:
         W = finite(A @ Q)
         before, b = basis.count, Q.shape[1]
@@ -116,7 +122,7 @@ def block_lanczos(
         # Exact products of a symmetric matrix overlap with the last two blocks alone.
         far = within[: max(0, before - last)]
         strays, count, last = strays + float(far.square().sum()), count + far.numel(), b
-        norm = float(torch.linalg.matrix_norm(T, 2))
+        norm = max(norm, float(torch.linalg.matrix_norm(within, 2)))
         Q, B = _remaining(W, rounding(A.dtype) * norm)
         if not len(B) or basis.count + len(B) > n or taken >= most:
             break

@@ -144,23 +144,36 @@ class Spectrum:
         values = f(self.nodes)
         if self.quadrature is None:
             return Estimate(float(values.sum()), 0.0, self.matvecs, True, self.method)
-        one, probes = self.single, self.quadrature.probes
-        count = self.size - int(one.sum())
-        weights = self.weights[~one]
-        mass = max(float(weights.sum()), 1e-12)
-        gauss = float((self.weights * values).sum())
-        inside = float((self.weights * values)[one].sum())
+        gauss, count = float(self.weights @ values), len(samples) if samples is not None else 0
         least, most = (
-            count * ((gauss if bound is None else bound) - inside) / mass for bound in (low, high)
+            float(self.sums(values, gauss if bound is None else bound)[0]) for bound in (low, high)
         )
-        middle, k = (least + most) / 2, 0
+        value, noise = (least + most) / 2, float(self.sums(values, gauss, count)[1])
         if samples is not None:
-            k = len(samples)
-            middle = (probes * middle + float(samples.sum())) / (probes + k)
-        noise = _noise(values[~one], weights / mass, count, probes + k)
+            probes, known = self.quadrature.probes, float(values[self.single].sum())
+            value = (probes * value + count * known + float(samples.sum())) / (probes + count)
         stderr = math.hypot(noise, (most - least) / math.sqrt(12))
-        value = float(values[one].sum()) + middle
-        return Estimate(value, stderr, self.matvecs + k, True, self.method)
+        return Estimate(value, stderr, self.matvecs + count, True, self.method)
+
+    def sums(
+        self, values: Tensor, integral: Tensor | float | None = None, samples: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Sums over all eigenvalues, and their standard errors from the choice of the probes.
+
+        Functions are given by their ``values`` at the nodes, (..., k), and their ``integral`` over
+        the probes' measure, if it is not that of the quadrature. The errors are those with so many
+        ``samples`` more.
+        """
+        if self.quadrature is None:
+            return values.sum(-1), torch.zeros_like(values[..., 0])
+        one, count = self.single, self.size - int(self.single.sum())
+        mass = self.weights[~one].sum().clamp_min(1e-12)
+        if integral is None:
+            integral = values @ self.weights
+        rest = (integral - values[..., one] @ self.weights[one]) / mass
+        probes = self.quadrature.probes + samples
+        noise = _noise(values[..., ~one], self.weights[~one] / mass, count, probes)
+        return values[..., one].sum(-1) + count * rest, noise
 
     def between(self, low: float, high: float) -> Estimate:
         """The number of eigenvalues above ``low`` and up to ``high``; to one of them at best."""
@@ -176,15 +189,14 @@ class Spectrum:
         return replace(number, stderr=math.hypot(number.stderr, 1.0))
 
 
-def _noise(values: Tensor, weights: Tensor, count: int, probes: int) -> float:
-    """Standard error, from the choice of the probes, of a sum over ``count`` eigenvalues.
+def _noise(values: Tensor, weights: Tensor, count: int, probes: int) -> Tensor:
+    """Standard errors, from the choice of the probes, of sums over ``count`` eigenvalues.
 
     Welch and Satterthwaite's degrees of freedom of ``2/p sum (f - mean f)^2`` widen it, such that
     two standard errors hold what they hold of a normal distribution.
     """
-    values = values - (weights * values).sum()
-    second, fourth = (float((weights * values**k).sum()) for k in (2, 4))
-    if not fourth > 0:
-        return 0.0
-    freedom = max(1.0, probes * count * second**2 / fourth)
-    return float(stdtrit(freedom, _TWO_SIGMA)) / 2 * math.sqrt(2 * count * second / probes)
+    values = values - (values @ weights)[..., None]
+    second, fourth = (values**2 @ weights).clamp_min(0), (values**4 @ weights).clamp_min(0)
+    freedom = (probes * count * second**2 / fourth).nan_to_num(1.0, 1.0).clamp_min(1)
+    student = torch.as_tensor(stdtrit(freedom.cpu().numpy(), _TWO_SIGMA) / 2).to(values)
+    return student * (2 * count * second / probes).sqrt()
