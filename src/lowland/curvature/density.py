@@ -70,14 +70,14 @@ class Density:
     def average(self, f: Callable[[Tensor], Tensor], *, rtol: float = 0.05) -> Estimate:
         """The mean of ``f(eigenvalue)``, that is ``tr f(A) / n``.
 
-        The standard error joins that of the random vectors with what the second half of the steps
-        changed, which tells enough where ``f`` is smooth on the scale of the nodes' distances.
+        The standard error joins that of the random vectors with twice what the second half of the
+        steps changed, which is enough where ``f`` is smooth on the scale of the nodes' distances.
         """
         low = high = None
         if self.spectrum.quadrature is not None:
             nodes, weights = self.spectrum.quadrature.coarse()
             gauss = float(self.weights @ f(self.nodes))
-            change = math.sqrt(3) * abs(gauss - float(weights @ f(nodes)))
+            change = 2 * math.sqrt(3) * abs(gauss - float(weights @ f(nodes)))
             low, high = gauss - change, gauss + change
         return self._share(self.spectrum.total(f, low, high), rtol)
 
