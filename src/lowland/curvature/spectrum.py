@@ -196,8 +196,8 @@ def _noise(values: Tensor, weights: Tensor, count: int, probes: int) -> Tensor:
     two standard errors hold what they hold of a normal distribution.
     """
     values = values - (values @ weights)[..., None]
-    # Low weights would make the sum and its error small together. A node is one eigenvalue at least,
-    # and from half the weight of one, bars of two errors held the truth in 94 to 98 % of the runs.
+    # Low weights would make the sum and its error small together. A node is one eigenvalue at
+    # least; from half the weight of one, two errors held the truth in 94 to 98 % of the runs.
     weights = weights.clamp_min(0.5 / count)
     second, fourth = (values**2 @ weights).clamp_min(0), (values**4 @ weights).clamp_min(0)
     freedom = (probes * count * second**2 / fourth).nan_to_num(1.0, 1.0).clamp_min(1)
