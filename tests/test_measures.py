@@ -14,7 +14,7 @@ import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.curvature.operators import Curvature
 from lowland.errors import InputError
-from lowland.measures import Measurement, registered, spectrum
+from lowland.measures import Measurement, registered, spectrum, stressed
 from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
 from lowland.problem import Problem
 
@@ -328,3 +328,32 @@ def test_stress_finds_what_rescaling_can_fool():
     assert found.moves["weight_norm"]["layers"].ratio > 5
     assert ("weight_norm", "split") in moved
     assert found.to_dict()["moves"]["trace"]["layers"]["claimed"] is False
+
+
+def test_stress_does_not_call_the_same_what_it_does_not_know():
+    def row(value, stderr):
+        return Measurement(MEASURES["effective_dimension"], value, stderr, "sampled", None, 0.0)
+
+    def verdict(before, after):
+        return stressed._move(row(*before), row(*after), "units").verdict
+
+    assert verdict((178.7, 40.0), (1920.0, 700.0)) == "unknown"
+    assert verdict((178.7, 4.0), (180.0, 4.0)) == "same"
+    assert verdict((178.7, 4.0), (1920.0, 70.0)) == "moved"
+    assert verdict((178.7, None), (178.8, None)) == "same"
+    assert verdict((0.0, None), (0.0, None)) == "same"
+    unknown = stressed._move(row(1.0, 1.0), row(2.0, 1.0), "units")
+    assert "would not be seen" in unknown.reason
+    assert not unknown.moved
+
+
+def test_a_network_without_a_matrix_has_spectral_measures():
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(20, 1, 6, generator=g, dtype=torch.float64)
+    model = nn.Sequential(nn.Conv1d(1, 1, 3, bias=False), nn.Flatten()).double()
+    rows = ll.measure(
+        Problem(model, "mse", (X, X[:, 0, 1:5])), ["condition_number", "frobenius_norm"]
+    )
+    values = torch.linalg.eigvalsh(dense_hessian(Problem(model, "mse", (X, X[:, 0, 1:5]))))
+    assert rows["condition_number"].value == pytest.approx(float(values[-1] / values[0]))
+    assert rows["frobenius_norm"].value == pytest.approx(float(values.norm()))

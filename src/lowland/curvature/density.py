@@ -130,6 +130,7 @@ def spectral_density(
         rtol: the density has ``converged`` if its error integrates to less.
         seed: of the random vectors.
 
+    >>> from lowland.curvature import Dense
     >>> d = spectral_density(Dense(torch.diag(torch.tensor([5.0, -4.0, 1.0]))))
     >>> d
     Density([-4, 5], exact, 0 products)

@@ -21,6 +21,7 @@ TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
 # timed, so that the same network gives the same numbers on every machine.
 AFFORDABLE = 3e10
+CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
 @once
@@ -88,6 +89,7 @@ def _exactly(A: Curvature) -> Spectrum | None:
     # the counter does not know every kind of layer, but each weight meets each sample at least
     # twice forwards and four times backwards
     operations = max(counter.get_total_flops(), 12 * A.size * A.problem.count())
+    operations += CALL * len(A.params)
     return Spectrum.exactly(A) if operations * A.size <= AFFORDABLE else None
 
 
