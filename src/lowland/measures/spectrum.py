@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lowland.curvature import GGN, Eigenpairs, Estimate, Hessian, Spectrum, eigsh, ggn, hessian
 from lowland.curvature.operators import Curvature
 from lowland.curvature.spectrum import SMALL
+from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import Value, once
@@ -88,7 +89,8 @@ def _exactly(A: Curvature) -> Spectrum | None:
         A @ torch.ones(A.size, dtype=A.dtype, device=A.device)
     # the counter does not know every kind of layer, but each weight meets each sample at least
     # twice forwards and four times backwards
-    operations = max(counter.get_total_flops(), 12 * A.size * A.problem.count())
+    counted = torch.tensor(float(counter.get_total_flops()), device=A.device)
+    operations = max(float(total(counted)), 12 * A.size * A.problem.count())
     operations += CALL * len(A.params)
     return Spectrum.exactly(A) if operations * A.size <= AFFORDABLE else None
 
