@@ -225,6 +225,22 @@ def test_dead_directions_contribute_zero_and_never_nan():
     assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-10)
 
 
+def test_a_correlation_is_at_most_one_and_zero_where_a_spread_is_rounding():
+    usual = ll.duality(make_problem(), "2")
+    assert (np.abs(usual.c) <= 1).all()
+    assert (usual.c != 0).all()
+    # seven test samples that differ in their last digits: a spread is what cancellation leaves
+    problem = make_problem()
+    train, first = problem.train.take(slice(None)), problem.test.take(slice(0, 1))
+    nearly = first.inputs * (1 + 1e-9 * torch.arange(7)[:, None])
+    test = nearly, first.targets.expand(7)
+    same = Problem(problem.model, train=(train.inputs, train.targets), test=test)
+    found = ll.duality(same, "2")
+    assert found.sigma_g.max() > 0
+    assert (np.abs(found.contribution) > found.sigma_g * found.sigma_w).any()
+    assert (found.c == 0).all()
+
+
 def test_layer_wise_rescaling_leaves_every_contribution_unchanged():
     problem = make_problem()
     before = ll.duality(problem, "2")

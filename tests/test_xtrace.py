@@ -7,7 +7,7 @@ import torch
 
 from lowland.curvature import sketch
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense
+from lowland.curvature.operator import Dense
 from lowland.curvature.sketch import Sketch
 from lowland.curvature.stochastic_diagonal import _leave_one_out, estimate_diagonal
 from lowland.curvature.xtrace import LeaveOneOut
@@ -35,15 +35,14 @@ def sketch_of(A, m, seed=0, signs=False):
     return sketch
 
 
-def definition(A, Omega, i, *also, power=1):
+def definition(A, Omega, i, *also):
     """The diagonal that test vector i estimates, with a QR of its own (two-sided, as XTrace)."""
     rest = [j for j in range(Omega.shape[1]) if j not in (i, *also)]
     Q = torch.linalg.qr(A @ Omega[:, rest]).Q
-    B = torch.linalg.matrix_power(A, power)
     P = Q @ Q.T
     v = Omega[:, i] - P @ Omega[:, i]
     v = v * math.sqrt(len(A) - len(rest)) / v.norm()
-    return (P @ B + B @ P - P @ B @ P).diagonal() + v * (B @ v - P @ (B @ v))
+    return (P @ A + A @ P - P @ A @ P).diagonal() + v * (A @ v - P @ (A @ v))
 
 
 def covariance_by_definition(sample, m):
@@ -55,14 +54,13 @@ def covariance_by_definition(sample, m):
 
 
 @pytest.mark.parametrize("name", ["fast", "flat", "indefinite"])
-@pytest.mark.parametrize("power", [1, 2])
-def test_the_fast_formulas_are_the_definition(name, power):
+def test_the_fast_formulas_are_the_definition(name):
     A, m = planted(SPECTRA[name]), 6
     sketch = sketch_of(Hidden(A), m)
-    X, covariance, _ = LeaveOneOut(sketch, power).whole()
+    X, covariance, _ = LeaveOneOut(sketch).whole()
 
     def sample(i, *also):
-        return float(definition(A, sketch.Omega, i, *also, power=power).sum())
+        return float(definition(A, sketch.Omega, i, *also).sum())
 
     expected = torch.tensor([sample(i) for i in range(m)], dtype=torch.float64)
     torch.testing.assert_close(X, expected, rtol=1e-9, atol=1e-9)

@@ -93,7 +93,8 @@ def draw_stress(console: Console, title: str, found: "Stress") -> None:
     console.print(
         Text(
             f"The same network with weights rescaled by up to {found.factor:g}: how many times "
-            "larger each measure became. Only 'outputs' changes the function, by a factor."
+            "larger each measure became. Only 'outputs' changes the function, by a factor. It is "
+            "'unknown' where the error of a measure is too large to say."
         )
     )
     console.print()
@@ -120,7 +121,7 @@ def draw_stress(console: Console, title: str, found: "Stress") -> None:
 
 def _moved(move: "Move") -> str:
     if not move.moved:
-        return "same" if move.reason is None else "none"
+        return "none" if move.after is None else move.verdict
     return number(move.ratio, 2) if move.ratio is not None else "moved"
 
 

@@ -4,15 +4,17 @@ from lowland.curvature.density import Density, spectral_density
 from lowland.curvature.diagonals import Diagonal, diagonal, trace
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock, layer_operator
-from lowland.curvature.lanczos import Dense, Eigenpairs, eigsh
+from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import layer_hessian
+from lowland.curvature.operator import Dense
 from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
-from lowland.curvature.spectrum import (
+from lowland.curvature.spectral_numbers import (
     condition_number,
     effective_dimension,
     frobenius_norm,
     negative_eigenvalues,
 )
+from lowland.curvature.spectrum import Spectrum
 
 __all__ = [
     "GGN",
@@ -24,6 +26,7 @@ __all__ = [
     "Fisher",
     "Hessian",
     "LayerBlock",
+    "Spectrum",
     "condition_number",
     "diagonal",
     "effective_dimension",

@@ -1,101 +1,96 @@
 """The density of eigenvalues by stochastic Lanczos quadrature.
 
-For a random unit vector v, m Lanczos steps give the Gauss quadrature of its spectral measure,
-``v^T f(A) v ~ sum_j weight_j f(node_j)``, exact for polynomials of degree 2 m - 1; and the mean
-over v is ``tr f(A) / n`` (Ubaru, Chen & Saad, SIAM J. Matrix Anal. Appl. 38, 2017; Ghorbani,
-Krishnan & Xiao, ICML 2019). Every recurrence is orthogonalised against its whole basis, twice.
+(Ubaru, Chen & Saad, SIAM J. Matrix Anal. Appl. 38, 2017; Ghorbani, Krishnan & Xiao, ICML 2019.) The
+nodes of a block Lanczos quadrature, each with its weight and spread by a Gaussian.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, rounding
-from lowland.curvature.sketch import finite
+from lowland.curvature.operator import Operator
+from lowland.curvature.quadrature import MEMORY
+from lowland.curvature.spectrum import Spectrum
 from lowland.errors import InputError
 from lowland.problem import differentiating
-
-SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
-MEMORY = 2**31  # bytes of the bases that are held at once
 
 
 @dataclass(frozen=True)
 class Density:
     """The share of eigenvalues per unit of their value, smoothed by a Gaussian.
 
-    ``exact`` says that the nodes are all the eigenvalues. Otherwise row p of ``nodes`` and
-    ``weights`` is the quadrature from probe p, ``residuals`` are the distances within which A has
-    an eigenvalue of each node, ``stderr`` comes from the spread over probes, and ``converged`` says
-    that the error integrates to less than the tolerance: from the spread, and from what the
-    last quarter of the Lanczos steps changed.
+    ``exact`` says that the nodes are all the eigenvalues. Otherwise they are those of a quadrature,
+    ``residuals`` are the distances within which A has an eigenvalue of each node, and ``stderr``
+    holds what other random vectors would change and what the second half of the Lanczos steps
+    changed. ``converged`` says that it integrates to less than the tolerance.
     """
 
     grid: Tensor  # (points,)
     density: Tensor  # (points,)
     stderr: Tensor  # (points,)
-    nodes: Tensor  # (probes, steps), or (1, n)
-    weights: Tensor  # as nodes; every row adds up to one
-    residuals: Tensor  # as nodes
-    coarse: tuple[Tensor, Tensor]  # nodes and weights after three quarters of the steps
+    spectrum: Spectrum
     bandwidth: float
-    size: int
-    exact: bool
     converged: bool
-    matvecs: int
+
+    @property
+    def nodes(self) -> Tensor:
+        """Where the eigenvalues are, (k,)."""
+        return self.spectrum.nodes
+
+    @property
+    def weights(self) -> Tensor:
+        """The share of them at each node, (k,); in all 1."""
+        return self.spectrum.weights
+
+    @property
+    def residuals(self) -> Tensor:
+        """A has an eigenvalue within this distance of each node, (k,)."""
+        return self.spectrum.residuals
+
+    @property
+    def exact(self) -> bool:
+        """Whether the nodes are all the eigenvalues."""
+        return self.spectrum.exact
+
+    @property
+    def matvecs(self) -> int:
+        """Products with one vector."""
+        return self.spectrum.matvecs
 
     def __repr__(self) -> str:
         low, high = self.nodes.min(), self.nodes.max()
-        how = "exact" if self.exact else f"{len(self.nodes)} probes of {self.nodes.shape[1]} steps"
+        how = "exact" if self.exact else f"{len(self.nodes)} nodes"
         state = "" if self.converged else ", NOT converged"
         return f"Density([{low:.4g}, {high:.4g}], {how}, {self.matvecs} products{state})"
 
-    def average(
-        self, f: Callable[[Tensor], Tensor], *, quadrature: float = 0.0, rtol: float = 0.05
-    ) -> Estimate:
+    def average(self, f: Callable[[Tensor], Tensor], *, rtol: float = 0.05) -> Estimate:
         """The mean of ``f(eigenvalue)``, that is ``tr f(A) / n``.
 
-        The standard error joins the spread over probes and the error of the quadrature: what the
-        last quarter of the steps changed, or ``quadrature`` if that is more. The change alone tells
-        enough where ``f`` is smooth on the scale of the whole spectrum.
+        The standard error joins that of the random vectors with twice what the second half of the
+        steps changed, which is enough where ``f`` is smooth on the scale of the nodes' distances.
         """
-        values = (self.weights * f(self.nodes)).sum(1)  # (probes,)
-        before = (self.coarse[1] * f(self.coarse[0])).sum(1)
-        value = float(values.mean())
-        if self.exact:
-            return Estimate(value, 0.0, self.matvecs, True, "exact")
-        quadrature = max(quadrature, abs(value - float(before.mean())))
-        stderr = math.hypot(_standard_error(values), quadrature)
-        done = stderr <= max(rtol * abs(value), 1e-12)
-        return Estimate(value, stderr, self.matvecs, done, "Lanczos quadrature")
+        low = high = None
+        if self.spectrum.quadrature is not None:
+            nodes, weights = self.spectrum.quadrature.coarse()
+            gauss = float(self.weights @ f(self.nodes))
+            change = 2 * math.sqrt(3) * abs(gauss - float(weights @ f(nodes)))
+            low, high = gauss - change, gauss + change
+        return self._share(self.spectrum.total(f, low, high), rtol)
 
     def below(self, x: float, *, rtol: float = 0.05) -> Estimate:
         """The share of eigenvalues below ``x``."""
+        return self._share(self.spectrum.between(-math.inf, math.nextafter(x, -math.inf)), rtol)
 
-        def step(nodes: Tensor) -> Tensor:
-            return (nodes < x).double()
-
-        return self.average(step, quadrature=self.monotone_error(step), rtol=rtol)
-
-    def monotone_error(self, f: Callable[[Tensor], Tensor]) -> float:
-        """The error of the quadrature of a monotone ``f``, from its bounds.
-
-        A node's weight stands for eigenvalues between its two neighbours (Chebyshev, Markov,
-        Stieltjes), and three quarters of it at least for such within two residuals. The tighter
-        interval is divided by sqrt(12), as the mean may lie anywhere inside.
-        """
-        at = f(self.nodes)
-        low, high = (f(self.nodes + sign * 2 * self.residuals) for sign in (-1, 1))
-        under = torch.cat([low[:, :1], at[:, :-1]], 1)
-        over = torch.cat([at[:, 1:], high[:, -1:]], 1)
-        by_neighbours, by_residuals = (
-            (self.weights * difference).sum(1).abs() for difference in (over - under, high - low)
-        )
-        return float(torch.minimum(by_neighbours, by_residuals).mean()) / math.sqrt(12)
+    def _share(self, total: Estimate, rtol: float) -> Estimate:
+        n = self.spectrum.size
+        value, stderr = total.value / n, total.stderr / n
+        done = stderr <= max(rtol * abs(value), 1e-12)
+        return replace(total, value=value, stderr=stderr, converged=done)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the density with its standard error on matplotlib axes, logarithmic upwards."""
@@ -128,14 +123,16 @@ def spectral_density(
     Args:
         A: anything with ``size``, ``dtype``, ``device`` and ``@``. Of a ``Dense`` matrix, and of
             one that takes no more products as a whole, all eigenvalues are computed.
-        steps: of every Lanczos recurrence; nodes lie about ``range / steps`` apart.
-        probes: random vectors, which go through ``A`` together.
+        steps: of the Lanczos recurrence; nodes lie about ``range / steps`` apart.
+        probes: random vectors, which go through ``A`` together; fewer, if the basis of them and
+            all their products would not fit the memory.
         bandwidth: standard deviation of the Gaussian; by default ``range / steps``.
         points: of the grid. Each holds the mean density of its cell, so that the density adds up
             to one at any bandwidth.
         rtol: the density has ``converged`` if its error integrates to less.
         seed: of the random vectors.
 
+    >>> from lowland.curvature import Dense
     >>> d = spectral_density(Dense(torch.diag(torch.tensor([5.0, -4.0, 1.0]))))
     >>> d
     Density([-4, 5], exact, 0 products)
@@ -147,117 +144,34 @@ def spectral_density(
             raise InputError(f"{name} must be at least 1; got {count}")
     if bandwidth is not None and not bandwidth > 0:
         raise InputError(f"bandwidth must be above zero; got {bandwidth}")
-    exact = isinstance(A, Dense) or A.size <= min(steps * probes, SMALL)
-    if exact:
-        nodes, matvecs = eigenvalues(A)
-        nodes = nodes[None]
-        weights, residuals = torch.full_like(nodes, 1 / A.size), torch.zeros_like(nodes)
-        coarse = nodes, weights
-    else:
-        alpha, beta, matvecs = _recurrences(A, min(steps, A.size), probes, seed)
-        nodes, weights, residuals = _quadrature(alpha, beta)
-        fewer = max(1, 3 * alpha.shape[1] // 4)
-        coarse = _quadrature(alpha[:, :fewer], beta[:, :fewer])[:2]
+    held = A.size * torch.finfo(A.dtype).bits // 8
+    probes = min(probes, max(2, MEMORY // (held * steps)))
+    spectrum = Spectrum.of(A, steps, probes, seed)
 
-    low, high = float(nodes.min()), float(nodes.max())
+    low, high = float(spectrum.nodes.min()), float(spectrum.nodes.max())
     # a multiple of the identity has no range, or one of rounding errors
     extent = max(high - low, 1e-3 * max(-low, high)) or 1.0
     sigma = bandwidth if bandwidth is not None else extent / steps
     edges = torch.linspace(low - 5 * sigma, high + 5 * sigma, points + 1, dtype=torch.float64)
     edges = edges.to(A.device)
-    rows = _smoothed(nodes, weights, edges, sigma)  # (probes, points)
-    change = (rows.mean(0) - _smoothed(*coarse, edges, sigma).mean(0)).abs()
-    stderr = _standard_error(rows) if not exact else torch.zeros_like(rows[0])
-    error = torch.hypot(stderr, change).sum() * (edges[1] - edges[0])
+    cells = _smoothed(spectrum.nodes, edges, sigma)  # (points, nodes)
+    number, error = spectrum.sums(cells)
+    stderr = error / A.size
+    if spectrum.quadrature is not None:
+        nodes, weights = spectrum.quadrature.coarse()
+        change = cells @ spectrum.weights - _smoothed(nodes, edges, sigma) @ weights
+        stderr = torch.hypot(stderr, change)
     return Density(
         grid=(edges[1:] + edges[:-1]) / 2,
-        density=rows.mean(0),
+        density=number / A.size,
         stderr=stderr,
-        nodes=nodes,
-        weights=weights,
-        residuals=residuals,
-        coarse=coarse,
+        spectrum=spectrum,
         bandwidth=sigma,
-        size=A.size,
-        exact=exact,
-        converged=bool(error <= rtol),
-        matvecs=matvecs,
+        converged=bool(stderr.sum() * (edges[1] - edges[0]) <= rtol),
     )
 
 
-def eigenvalues(A: Operator) -> tuple[Tensor, int]:
-    """All eigenvalues, ascending, and the products they took: none of a dense matrix."""
-    if isinstance(A, Dense):
-        matrix, matvecs = A.matrix.double(), 0
-    else:
-        eye = torch.eye(A.size, dtype=A.dtype, device=A.device)
-        matrix = torch.cat([A @ columns for columns in eye.split(64, 1)], 1).double()
-        matvecs = A.size
-    return torch.linalg.eigvalsh(finite(matrix + matrix.T) / 2), matvecs
-
-
-def _recurrences(A: Operator, steps: int, probes: int, seed: int) -> tuple[Tensor, Tensor, int]:
-    """Diagonals (probes, steps) and what follows below them, of independent Lanczos recurrences.
-
-    All probes advance by one product with a block. A recurrence that has exhausted its
-    invariant subspace goes on with zeros, which carry no weight.
-    """
-    generator = torch.Generator(device=A.device).manual_seed(seed)
-    start = torch.randn(A.size, probes, dtype=A.dtype, device=A.device, generator=generator)
-    together = max(1, MEMORY // (steps * A.size * start.element_size()))
-    alphas, betas, matvecs = [], [], 0
-    for group in start.split(together, 1):
-        q = (group / group.norm(dim=0)).T  # (p, n)
-        basis = q.new_empty(len(q), steps, A.size)
-        alpha, beta = torch.zeros(2, len(q), steps, dtype=torch.float64, device=A.device)
-        alive = torch.ones(len(q), dtype=torch.bool, device=A.device)
-        for k in range(steps):
-            basis[:, k] = q
-            w = finite(A @ q.T).T.contiguous()
-            matvecs += int(alive.sum())
-            rayleigh = (w.double() * q.double()).sum(1)
-            alpha[:, k] = torch.where(alive, rayleigh, alpha[:, 0])  # a node inside the spectrum
-            for _ in range(2):
-                w = _outside(basis[:, : k + 1], w)
-            norm = w.double().norm(dim=1)
-            scale = torch.maximum(alpha.abs().amax(1), beta.amax(1))
-            alive = alive & (norm > rounding(A.dtype) * scale)
-            beta[:, k] = torch.where(alive, norm, 0)
-            q = torch.where(alive[:, None], w / norm[:, None].to(w.dtype), 0)
-            if not alive.any():
-                alpha[:, k + 1 :] = alpha[:, :1]
-                break
-        alphas.append(alpha)
-        betas.append(beta)
-    return torch.cat(alphas), torch.cat(betas), matvecs
-
-
-def _outside(basis: Tensor, w: Tensor) -> Tensor:
-    """Each w, (p, n), without its part in its own basis, (p, k, n); 5 times faster than batched."""
-    rows = [torch.addmv(x, Q.T, Q @ x, alpha=-1) for Q, x in zip(basis, w, strict=True)]
-    return torch.stack(rows)
-
-
-def _quadrature(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, weights and residuals, each (probes, steps): Golub & Welsch 1969."""
-    T = torch.diag_embed(alpha)
-    off = torch.diag_embed(beta[:, :-1], 1)
-    nodes, Y = torch.linalg.eigh(T + off + off.transpose(1, 2))
-    return nodes, Y[:, 0] ** 2, beta[:, -1:] * Y[:, -1].abs()
-
-
-def _smoothed(nodes: Tensor, weights: Tensor, edges: Tensor, sigma: float) -> Tensor:
-    """The mean density of every cell, (probes, points)."""
-    rows = [
-        torch.special.ndtr((edges[:, None] - x) / sigma) @ w
-        for x, w in zip(nodes, weights, strict=True)
-    ]
-    return torch.stack(rows).diff(dim=1) / (edges[1] - edges[0])
-
-
-def _standard_error(values: Tensor) -> Any:
-    """Of the mean over the first dimension; unknown from one probe alone."""
-    if len(values) == 1:
-        return math.inf * torch.ones_like(values[0]) if values.ndim > 1 else math.inf
-    error = values.std(0) / math.sqrt(len(values))
-    return error if values.ndim > 1 else float(error)
+def _smoothed(nodes: Tensor, edges: Tensor, sigma: float) -> Tensor:
+    """The mean density in every cell of a Gaussian around every node, (points, nodes)."""
+    below = torch.special.ndtr((edges[:, None] - nodes) / sigma)
+    return below.diff(dim=0) / (edges[1] - edges[0])

@@ -7,27 +7,17 @@ against the whole basis, so that no eigenvalue appears more often than it should
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lowland.curvature.operator import Operator
+from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.problem import differentiating
 
 End = Literal["magnitude", "largest", "smallest"]
-
-
-class Operator(Protocol):
-    """All that an algorithm may see of a matrix."""
-
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    @property
-    def dtype(self) -> torch.dtype: ...  # noqa: D102
-    @property
-    def device(self) -> torch.device: ...  # noqa: D102
-    def __matmul__(self, V: Tensor) -> Tensor: ...  # (n,) -> (n,) or (n, k) -> (n, k)
 
 
 @dataclass(frozen=True)
@@ -79,6 +69,7 @@ def eigsh(
         max_matvecs: give up after so many products; the result then says ``converged=False``.
         seed: of the random starting block.
 
+    >>> from lowland.curvature import Dense
     >>> H = torch.diag(torch.tensor([5.0, -4.0, 1.0], dtype=torch.float64))
     >>> eigsh(Dense(H), k=2).values
     tensor([ 5., -4.], dtype=torch.float64)
@@ -96,7 +87,7 @@ def eigsh(
     capacity = min(n, max(2 * k, k + 40) + 4 * b)  # columns of the basis before a restart
     limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
 
-    V, AV = _Columns(A, capacity + b), _Columns(A, capacity + b)
+    V, AV = Columns(A, capacity + b), Columns(A, capacity + b)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
     Q, _ = _orthonormal(Q, Q.norm(dim=0), V.all, generator)
     matvecs, restarted = 0, False
@@ -146,7 +137,7 @@ def eigsh(
                 return Eigenpairs(theta[:k], top.clone(), residuals, done, matvecs)
 
 
-class _Columns:
+class Columns:
     """Columns of length n that grow in place: copying them at each step would cost more than it."""
 
     def __init__(self, A: Operator, most: int) -> None:
@@ -159,6 +150,7 @@ class _Columns:
         return self._rows[: self.count].T
 
     def append(self, columns: Tensor) -> None:
+        """Add columns, (n, k)."""
         self._rows[self.count : self.count + columns.shape[1]] = columns.T
         self.count += columns.shape[1]
 
@@ -168,41 +160,11 @@ class _Columns:
         self.count = Y.shape[1]
 
 
-@dataclass(frozen=True)
-class Dense:
-    """A symmetric matrix as an operator."""
-
-    matrix: Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return len(self.matrix)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the matrix."""
-        return self.matrix.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the matrix lives."""
-        return self.matrix.device
-
-    def __matmul__(self, V: Tensor) -> Tensor:
-        return self.matrix @ V
-
-
 def _order(theta: Tensor, which: End) -> Tensor:
     keys = {"magnitude": -theta.abs(), "largest": -theta, "smallest": theta}
     if which not in keys:
         raise InputError(f"which must be one of {', '.join(map(repr, keys))}; got {which!r}")
     return keys[which].argsort()
-
-
-def rounding(dtype: torch.dtype) -> float:
-    """Residuals below this share of the norm of A are rounding errors of the products."""
-    return 10 * torch.finfo(dtype).eps
 
 
 def bordered(T: Tensor, columns: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lowland.curvature.lanczos import Operator, bordered, rounding
+from lowland.curvature.lanczos import bordered
+from lowland.curvature.operator import Operator
+from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 
 Step = Literal["grow", "sample", "finish", "stop"]

@@ -1,164 +1,205 @@
-"""Numbers read off the spectrum: norm, effective dimension, negative eigenvalues, condition."""
+"""The distribution of all eigenvalues of a matrix, and sums over them with their errors.
+
+A sum over eigenvalues that only a few products are known of has three errors, and each is counted:
+
+- The quadrature's: Gauss-Radau rules bound it from both sides (see ``quadrature``).
+- The sampling's: a node that has converged to a single eigenvalue counts as exactly one, and only
+  the others are sampled. With p probes on the sphere ``n mean_a v_a^T f(A) v_a`` has the variance
+  ``2/p sum (f - mean f)^2``, itself a sum over eigenvalues that the same quadrature gives. So no
+  error is computed from the spread of a few numbers. Where few eigenvalues make up that sum it is
+  uncertain itself, and the error is widened as Student's distribution would have it.
+- Rounding's: from the asymmetry that the products show.
+"""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import torch
+from scipy.special import chdtri, stdtrit
 from torch import Tensor
 
-from lowland.curvature.density import SMALL, Density, eigenvalues, spectral_density
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, eigsh, rounding
+from lowland.curvature.lanczos import Eigenpairs, eigsh
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.quadrature import Quadrature, block_lanczos
 from lowland.curvature.sketch import finite
-from lowland.curvature.xtrace import power_trace
-from lowland.errors import InputError
+
+SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
+_CONVERGED = 1e-3  # residual of a node that counts as one eigenvalue, as a share of it
+_TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
 
 
-def frobenius_norm(
-    A: Operator, *, rtol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
-) -> Estimate:
-    """``|A|_F = sqrt(tr A^2)``, to a relative standard error of ``rtol``.
+@dataclass(frozen=True)
+class Spectrum:
+    """All eigenvalues of a symmetric matrix, or a quadrature of their distribution.
 
-    ``tr A^2 = |A Q|^2 + |A (I - Q Q^T)|^2``, with leave-one-out samples of the second term as in
-    XTrace (see ``trace``) and products with A alone; the error of the root by the delta method.
-
-    >>> frobenius_norm(Dense(torch.diag(torch.tensor([3.0, -4.0]))))
-    5 (exact, 0 products)
+    Without a ``quadrature`` the nodes are the eigenvalues. With one, node j stands for the share
+    ``weights[j]`` of them, and has one within ``residuals[j]``. ``rounding`` is how far errors of
+    the products may have moved an eigenvalue.
     """
-    if isinstance(A, Dense):
-        return Estimate(float(finite(A.matrix).double().norm()), 0.0, 0, True, "exact")
-    squared = power_trace(A, 2, 2 * rtol, 0.0, max_matvecs, seed, deflate=True)
-    value = math.sqrt(max(squared.value, 0.0))
-    stderr = squared.stderr / (2 * value) if value else math.sqrt(squared.stderr)
-    return replace(squared, value=value, stderr=stderr)
+
+    size: int
+    nodes: Tensor  # (k,), ascending, float64 as the others
+    weights: Tensor  # (k,); in all 1
+    residuals: Tensor  # (k,)
+    matvecs: int
+    dtype: torch.dtype  # of the products
+    rounding: float
+    quadrature: Quadrature | None = field(default=None, repr=False)
+    matrix: Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def exactly(cls, A: Operator) -> "Spectrum":
+        """From the whole matrix: as many products as it has rows, or none if it is dense."""
+        if isinstance(A, Dense):
+            matrix, matvecs = finite(A.matrix).double(), 0
+        else:
+            eye = torch.eye(A.size, dtype=A.dtype, device=A.device)
+            products = [A @ columns for columns in eye.split(64, 1)]
+            matrix, matvecs = finite(torch.cat(products, 1)).double(), A.size
+        # entries off by e at random move eigenvalues by up to 2 e sqrt(n)
+        asymmetry = float((matrix - matrix.T).norm()) / math.sqrt(2) / A.size
+        matrix = (matrix + matrix.T) / 2
+        nodes = torch.linalg.eigvalsh(matrix)
+        weights, residuals = torch.full_like(nodes, 1 / A.size), torch.zeros_like(nodes)
+        reach = 2 * asymmetry * math.sqrt(A.size)
+        return cls(A.size, nodes, weights, residuals, matvecs, A.dtype, reach, matrix=matrix)
+
+    @classmethod
+    def sampled(cls, A: Operator, start: Tensor, steps: int, **until: Any) -> "Spectrum":
+        """From a block Lanczos run; the arguments are those of ``block_lanczos``."""
+        q = block_lanczos(A, start, steps, **until)
+        return cls(A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype, q.rounding, q)
+
+    @classmethod
+    def of(cls, A: Operator, steps: int, probes: int, seed: int) -> "Spectrum":
+        """Whichever takes fewer products."""
+        if isinstance(A, Dense) or A.size <= min(steps * probes, SMALL):
+            return cls.exactly(A)
+        generator = torch.Generator(device=A.device).manual_seed(seed)
+        start = torch.randn(A.size, probes, dtype=A.dtype, device=A.device, generator=generator)
+        return cls.sampled(A, start, steps)
+
+    @property
+    def exact(self) -> bool:
+        """Whether all eigenvalues are known."""
+        return self.quadrature is None
+
+    @property
+    def norm(self) -> float:
+        """The largest magnitude of an eigenvalue."""
+        return float(self.nodes.abs().max())
+
+    @property
+    def floor(self) -> float:
+        """Eigenvalues of smaller magnitude may be zero but for the rounding of the products."""
+        eps = torch.finfo(self.dtype).eps
+        return (self.size if self.exact else 10) * eps * self.norm
+
+    @property
+    def method(self) -> str:
+        """How its numbers came about."""
+        return "exact" if self.exact else "block Lanczos quadrature"
+
+    @cached_property
+    def single(self) -> Tensor:
+        """Which nodes have converged to one eigenvalue each, (k,).
+
+        Of a single eigenvalue, ``n p`` times the weight has the chi-squared distribution with p
+        degrees of freedom: a node with far more stands for many equal ones.
+        """
+        if self.quadrature is None:
+            return torch.ones_like(self.nodes, dtype=torch.bool)
+        p, size = self.quadrature.probes, self.nodes.abs()
+        plausible = self.size * p * self.weights <= float(chdtri(p, 1e-4))
+        return plausible & (self.residuals <= _CONVERGED * size) & (size > 1e-6 * self.norm)
+
+    def leading(self, k: int) -> Eigenpairs:
+        """The k largest eigenvalues with their vectors; ``converged`` asks for residuals of 1 %."""
+        if self.matrix is not None:
+            pairs = eigsh(Dense(self.matrix), k, which="largest", tol=1e-10)
+            return replace(pairs, matvecs=self.matvecs)
+        assert self.quadrature is not None
+        V, Y = self.quadrature.V, self.quadrature.Y[:, -k:].flip(1)
+        values, residuals = self.nodes[-k:].flip(0), self.residuals[-k:].flip(0)
+        converged = len(values) == k and bool((residuals <= 0.01 * values.abs()).all())
+        return Eigenpairs(values, V @ Y.to(V.dtype), residuals, converged, self.matvecs)
+
+    def total(
+        self,
+        f: Callable[[Tensor], Tensor],
+        low: float | None = None,
+        high: float | None = None,
+        samples: Tensor | None = None,
+    ) -> Estimate:
+        """The sum of ``f(eigenvalue)``.
+
+        ``low`` and ``high`` bound the integral of f over the probes' spectral measure, where the
+        Gauss quadrature is not exact. Further ``samples`` of the sum over eigenvalues that are not
+        ``single`` make the error smaller.
+        """
+        values = f(self.nodes)
+        if self.quadrature is None:
+            return Estimate(float(values.sum()), 0.0, self.matvecs, True, self.method)
+        gauss, count = float(self.weights @ values), len(samples) if samples is not None else 0
+        least, most = (
+            float(self.sums(values, gauss if bound is None else bound)[0]) for bound in (low, high)
+        )
+        value, noise = (least + most) / 2, float(self.sums(values, gauss, count)[1])
+        if samples is not None:
+            probes, known = self.quadrature.probes, float(values[self.single].sum())
+            value = (probes * value + count * known + float(samples.sum())) / (probes + count)
+        stderr = math.hypot(noise, (most - least) / math.sqrt(12))
+        return Estimate(value, stderr, self.matvecs + count, True, self.method)
+
+    def sums(
+        self, values: Tensor, integral: Tensor | float | None = None, samples: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Sums over all eigenvalues, and their standard errors from the choice of the probes.
+
+        Functions are given by their ``values`` at the nodes, (..., k), and their ``integral`` over
+        the probes' measure, if it is not that of the quadrature. The errors are those with so many
+        ``samples`` more.
+        """
+        if self.quadrature is None:
+            return values.sum(-1), torch.zeros_like(values[..., 0])
+        one, count = self.single, self.size - int(self.single.sum())
+        mass = self.weights[~one].sum().clamp_min(1e-12)
+        if integral is None:
+            integral = values @ self.weights
+        rest = (integral - values[..., one] @ self.weights[one]) / mass
+        probes = self.quadrature.probes + samples
+        noise = _noise(values[..., ~one], self.weights[~one] / mass, count, probes)
+        return values[..., one].sum(-1) + count * rest, noise
+
+    def between(self, low: float, high: float) -> Estimate:
+        """The number of eigenvalues above ``low`` and up to ``high``; to one of them at best."""
+
+        def inside(x: Tensor) -> Tensor:
+            return ((x > low) & (x <= high)).double()
+
+        if self.quadrature is None:
+            return self.total(inside)
+        under = self.quadrature.below(low) if low > -math.inf else (0.0, 0.0)
+        over = self.quadrature.below(high) if high < math.inf else (1.0, 1.0)
+        number = self.total(inside, max(0.0, over[0] - under[1]), over[1] - under[0])
+        return replace(number, stderr=math.hypot(number.stderr, 1.0))
 
 
-def effective_dimension(
-    A: Operator,
-    alpha: float,
-    *,
-    rtol: float = 0.05,
-    steps: int = 80,
-    probes: int = 8,
-    seed: int = 0,
-    density: Density | None = None,
-) -> Estimate:
-    """``sum_i l_i / (l_i + alpha)`` over eigenvalues ``l_i >= 0``: directions the data determine.
+def _noise(values: Tensor, weights: Tensor, count: int, probes: int) -> Tensor:
+    """Standard errors, from the choice of the probes, of sums over ``count`` eigenvalues.
 
-    (MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020.) A negative eigenvalue counts as zero: it
-    determines no direction, and its term would have a pole at ``-alpha``. A ``density`` of A that
-    is at hand saves its products.
-
-    >>> effective_dimension(Dense(torch.diag(torch.tensor([3.0, 1.0, -2.0]))), alpha=1.0)
-    1.25 (exact, 0 products)
+    Welch and Satterthwaite's degrees of freedom of ``2/p sum (f - mean f)^2`` widen it, such that
+    two standard errors hold what they hold of a normal distribution.
     """
-    if not alpha > 0:
-        raise InputError(f"alpha must be above zero; got {alpha}")
-    density = density or spectral_density(A, steps=steps, probes=probes, seed=seed)
-
-    def determined(x: Tensor) -> Tensor:
-        return x.clamp_min(0) / (x.clamp_min(0) + alpha)
-
-    # no eigenvalue is negative as seen from -alpha, the pole: f is smooth, and has close bounds
-    smooth = float(density.nodes.min()) >= -alpha / 100
-    error = _radau_error(density, alpha) if smooth else density.monotone_error(determined)
-    share = density.average(determined, quadrature=error, rtol=rtol)
-    return replace(share, value=A.size * share.value, stderr=A.size * share.stderr)
-
-
-def _radau_error(density: Density, alpha: float) -> float:
-    """Half the distance between the Gauss and Gauss-Radau quadratures of ``alpha / (x + alpha)``.
-
-    The mean is between them, if all eigenvalues are above the node that Radau prescribes (Golub &
-    Meurant 2010, Ch. 6). The rows of the larger Jacobi matrix follow from nodes, weights and
-    residuals: first and last components of its vectors have alternating signs.
-    """
-    x, w, residuals = density.nodes, density.weights, density.residuals
-    node = -alpha / 50
-    signs = (-1.0) ** torch.arange(x.shape[1], device=x.device)
-    coupling = (signs * w.sqrt() * residuals / (x + alpha)).sum(1)
-    corner = alpha + node + (residuals**2 * (1 / (x - node) - 1 / (x + alpha))).sum(1)
-    return float((alpha * coupling**2 / corner).mean()) / 2
-
-
-def negative_eigenvalues(
-    A: Operator,
-    *,
-    threshold: float | None = None,
-    rtol: float = 0.1,
-    steps: int = 80,
-    probes: int = 8,
-    seed: int = 0,
-    density: Density | None = None,
-) -> Estimate:
-    """The number of eigenvalues below ``-threshold``.
-
-    The default threshold is what can be told from zero: ``n eps |A|`` where all eigenvalues are
-    computed, and otherwise the distance of the quadrature's nodes, ``range / steps``. ``method``
-    states it. The standard error holds the spread over probes and the weight that may lie on the
-    other side of the threshold; ``converged`` asks for ``rtol``, or for half an eigenvalue.
-
-    >>> H = torch.diag(torch.tensor([3.0, 1e-20, -1e-20, -2.0], dtype=torch.float64))
-    >>> negative_eigenvalues(Dense(H))
-    1 (below -2.7e-15: exact, 0 products)
-    """
-    density = density or spectral_density(A, steps=steps, probes=probes, seed=seed)
-    if threshold is None:
-        largest = float(density.nodes.abs().max())
-        floor = A.size * torch.finfo(A.dtype).eps * largest
-        threshold = floor if density.exact else max(density.bandwidth, floor)
-    if not threshold >= 0:
-        raise InputError(f"threshold must not be negative; got {threshold}")
-    share = density.below(-threshold)
-    value, stderr = A.size * share.value, A.size * share.stderr
-    return Estimate(
-        value=float(round(value)) if density.exact else value,
-        stderr=stderr,
-        samples=share.samples,
-        converged=stderr <= max(rtol * value, 0.5),
-        method=f"below {-threshold:.2g}: {share.method}",
-    )
-
-
-def condition_number(
-    A: Operator, *, rtol: float = 0.05, max_matvecs: int | None = None, seed: int = 0
-) -> Estimate:
-    """``|l|_max / |l|_min`` over the eigenvalues.
-
-    Of a ``Dense`` or small matrix from all eigenvalues; otherwise from Lanczos at both ends of the
-    spectrum, where ``stderr`` is the distance to the largest number that the residuals allow.
-    It is infinite if zero is among the eigenvalues to within rounding or residual, and if the
-    operator has eigenvalues of both signs: the one next to zero is then inside the spectrum,
-    out of a Lanczos method's reach. ``method`` says which.
-
-    >>> condition_number(Dense(torch.diag(torch.tensor([8.0, 2.0, -4.0]))))
-    4 (exact, 0 products)
-    """
-    limit = 1000 if max_matvecs is None else max_matvecs
-    if isinstance(A, Dense) or A.size <= min(limit, SMALL // 8):
-        values, products = eigenvalues(A)
-        largest, smallest = float(values.abs().max()), float(values.abs().min())
-        if smallest <= A.size * torch.finfo(A.dtype).eps * largest:
-            return Estimate(math.inf, 0.0, products, True, "exact: singular to rounding")
-        return Estimate(largest / smallest, 0.0, products, True, "exact")
-
-    tol = rtol / 4
-    top = eigsh(A, 1, which="largest", tol=tol, max_matvecs=limit // 2, seed=seed)
-    bottom = eigsh(A, 1, which="smallest", tol=tol, max_matvecs=limit - top.matvecs, seed=seed)
-    products = top.matvecs + bottom.matvecs
-    found = top.converged and bottom.converged
-    low, high = float(bottom.values[0]), float(top.values[0])
-    floor = rounding(A.dtype) * max(-low, high)
-    low_error = max(float(bottom.residuals[0]), floor)
-    high_error = max(float(top.residuals[0]), floor)
-    if abs(low) <= low_error or abs(high) <= high_error:
-        why = "Lanczos: singular to within the residual"
-        return Estimate(math.inf, math.inf, products, found, why)
-    if low < 0 < high:
-        why = "Lanczos: eigenvalues of both signs, the smallest is out of reach"
-        return Estimate(math.inf, math.inf, products, False, why)
-    if low < 0:  # negative definite: the same of -A
-        low, high, low_error, high_error = -high, -low, high_error, low_error
-    value = high / low
-    stderr = (high + high_error) / (low - low_error) - value
-    return Estimate(value, stderr, products, found and stderr <= rtol * value, "Lanczos")
+    values = values - (values @ weights)[..., None]
+    # Low weights would make the sum and its error small together. A node is one eigenvalue at
+    # least; from half the weight of one, two errors held the truth in 94 to 98 % of the runs.
+    weights = weights.clamp_min(0.5 / count)
+    second, fourth = (values**2 @ weights).clamp_min(0), (values**4 @ weights).clamp_min(0)
+    freedom = (probes * count * second**2 / fourth).nan_to_num(1.0, 1.0).clamp_min(1)
+    student = torch.as_tensor(stdtrit(freedom.cpu().numpy(), _TWO_SIGMA) / 2).to(values)
+    return student * (2 * count * second / probes).sqrt()

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature.lanczos import Dense, Operator, rounding
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.precision import rounding
 from lowland.curvature.sketch import Plan, Sketch, allowed, finite, inner
 
 

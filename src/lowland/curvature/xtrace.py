@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.lanczos import Dense, Operator, rounding
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.precision import rounding
 from lowland.curvature.sketch import Plan, Sketch, allowed, dots, finite, inner
 from lowland.errors import InputError
 
@@ -71,35 +72,22 @@ def estimate_trace(
     if isinstance(A, Dense):
         value = float(finite(A.matrix.diagonal()).double().sum())
         return Estimate(value, 0.0, 0, True, "exact")
-    return power_trace(A, 1, rtol, atol, max_matvecs, seed, method == "xtrace")
-
-
-def power_trace(
-    A: Operator,
-    power: Literal[1, 2],
-    rtol: float,
-    atol: float,
-    limit: int | None,
-    seed: int,
-    deflate: bool,
-) -> Estimate:
-    """The trace of A or of A^2, from products with A alone."""
-    plan, sketch = Plan(allowed(limit, A.size), deflate), Sketch(A, seed)
-    slices: dict[str, slice] = getattr(A, "slices", {}) if power == 1 else {}
+    plan, sketch = Plan(allowed(max_matvecs, A.size), method == "xtrace"), Sketch(A, seed)
+    slices: dict[str, slice] = getattr(A, "slices", {})
     fresh = sketch.R.new_empty(1 + len(slices), 0)  # samples outside the range: whole, then parts
-    loo = LeaveOneOut(sketch, power)
+    loo = LeaveOneOut(sketch)
     while True:
         value, stderr = pooled(*loo.whole(), fresh[0])
-        floor = rounding(A.dtype) * float(loo.gram.norm())
+        floor = rounding(A.dtype) * float(sketch.H.norm())
         target = max(rtol * abs(value), atol, floor)
         step, count = plan.next(sketch, fresh.shape[1], stderr, target, spread(loo.whole()[0]))
         if step == "grow":
             sketch.grow(count)
-            loo = LeaveOneOut(sketch, power)
+            loo = LeaveOneOut(sketch)
         elif step == "sample":
             V = sketch.outside(sketch.draw(count))
             AV = sketch.product(V)
-            samples = [dots(V if power == 1 else AV, AV)]
+            samples = [dots(V, AV)]
             if slices:
                 residual = AV - sketch.Q @ inner(sketch.Q, AV).to(A.dtype)
                 samples += [dots(V[at], residual[at]) for at in slices.values()]
@@ -108,21 +96,21 @@ def power_trace(
             break
 
     def estimate(value: float, stderr: float) -> Estimate:
-        stderr = max(stderr, floor) if method != "exact" else 0.0
+        stderr = max(stderr, floor) if how != "exact" else 0.0
         done = stderr <= max(rtol * abs(value), atol, floor)
-        return Estimate(value, stderr, sketch.matvecs, done, method)
+        return Estimate(value, stderr, sketch.matvecs, done, how)
 
     if step == "finish":
-        method = "exact"
+        how = "exact"
         C, AC = sketch.complement()
-        value = float(loo.gram.trace() + dots(C if power == 1 else AC, AC).sum())
+        value = float(sketch.H.trace() + dots(C, AC).sum())
         stderr = 0.0
         found = [
             (sketch.block(at) + float(dots(C[at], AC[at]).sum()), 0.0) for at in slices.values()
         ]
     else:
         used = {"XTrace": sketch.tests, "Hutchinson": fresh.shape[1]}
-        method = " + ".join(name for name, count in used.items() if count)
+        how = " + ".join(name for name, count in used.items() if count)
         blocks = zip(slices.values(), fresh[1:], strict=True)
         found = [pooled(*loo.part(at), samples) for at, samples in blocks]
     parts = {name: estimate(*each) for name, each in zip(slices, found, strict=True)}
@@ -133,22 +121,21 @@ class LeaveOneOut:
     """The samples ``X_i`` of a sketch, and what each changes by when another one is left out too.
 
     In coordinates of Q: leaving out test vector i loses the direction ``s_i``; leaving out j as
-    well loses ``t_ij``, the normalised part of ``s_j`` orthogonal to ``s_i``. For B = A or A^2,
-    ``gram = Q^T B Q`` and ``g_i = Q^T B (I - P_i) w_i``.
+    well loses ``t_ij``, the normalised part of ``s_j`` orthogonal to ``s_i``. ``H = Q^T A Q``,
+    and ``g_i = Q^T A (I - P_i) w_i``.
     """
 
-    def __init__(self, sketch: Sketch, power: Literal[1, 2] = 1) -> None:
+    def __init__(self, sketch: Sketch) -> None:
         self.sketch = sketch
         R, W, H = sketch.R, sketch.W, sketch.H
         n, r = sketch.n, len(H)
-        self.gram = H if power == 1 else inner(sketch.Z, sketch.Z)
-        own, across = ((W * R).sum(0), R) if power == 1 else ((R * R).sum(0), H @ R)
+        own = (W * R).sum(0)
 
         self.S = S = sketch.lost_directions()  # (r, m)
         sw = (S * W).sum(0)
         self.U = U = W - S * sw  # coordinates of P_i w_i
-        self.g = g = across - self.gram @ U
-        self.form = own - (U * across).sum(0) - (U * g).sum(0)  # w_i^T (I - P_i) B (I - P_i) w_i
+        self.g = g = R - H @ U
+        self.form = own - (U * R).sum(0) - (U * g).sum(0)  # w_i^T (I - P_i) A (I - P_i) w_i
         length = n - (W * W).sum(0) + sw**2  # |(I - P_i) w_i|^2
         dim = n - r + (0 if sketch.captured else 1)
         self.scale = dim / length  # (m,)
@@ -157,10 +144,10 @@ class LeaveOneOut:
         apart = 1 - self.cos**2
         # where two directions agree to rounding, the second one left out changes nothing
         self.k = torch.where(apart > 1e-12, apart, torch.inf).rsqrt().fill_diagonal_(0)
-        self.sBs = S.T @ self.gram @ S
+        self.sHs = S.T @ H @ S
         self.tu = (U.T @ S) * self.k  # t_ij . u_i
         self.tg = self.along(g.T @ S)  # t_ij . g_i
-        self.tBt = self.both(self.sBs)
+        self.tHt = self.both(self.sHs)
         self.scale2 = (dim + 1) / (length[:, None] + self.tu**2)
 
     def along(self, xy: Tensor) -> Tensor:
@@ -173,11 +160,11 @@ class LeaveOneOut:
         return self.k**2 * (d - self.cos * (xy + xy.T) + self.cos**2 * d[:, None])
 
     def whole(self) -> Samples:
-        """The samples of the trace of B."""
-        inside = self.gram.trace()
-        X = inside - self.sBs.diagonal() + self.scale * self.form
-        form2 = self.form[:, None] + 2 * self.tu * self.tg + self.tu**2 * self.tBt
-        change = self.tBt + (self.scale * self.form)[:, None] - self.scale2 * form2  # X_i - X_ij
+        """The samples of the trace."""
+        inside = self.sketch.H.trace()
+        X = inside - self.sHs.diagonal() + self.scale * self.form
+        form2 = self.form[:, None] + 2 * self.tu * self.tg + self.tu**2 * self.tHt
+        change = self.tHt + (self.scale * self.form)[:, None] - self.scale2 * form2  # X_i - X_ij
         return X, covariance(change), inside
 
     def part(self, at: slice) -> Samples:
@@ -188,7 +175,7 @@ class LeaveOneOut:
         """
         rows = (x[at].double() for x in (self.sketch.Q, self.sketch.Z, self.sketch.Omega))
         q, z, omega = rows
-        H, S, U, g = self.gram, self.S, self.U, self.g
+        H, S, U, g = self.sketch.H, self.S, self.U, self.g
         inside = 2 * (q * z).sum() - (q @ H * q).sum()
         a, b, e = q @ S, z @ S, q @ (H @ S)  # (rows, m)
         v = omega - q @ U
@@ -197,16 +184,16 @@ class LeaveOneOut:
             x.T @ y for x, y in ((a, a), (a, b), (a, e), (v, a), (v, b), (v, e), (a, f))
         )
         vf = (v * f).sum(0)
-        h = self.sBs.diagonal()
+        h = self.sHs.diagonal()
         known = inside + (2 * ae - 2 * ab - h * aa).diagonal()
         X = known + self.scale * vf
 
-        sHt = self.along(self.sBs)  # s_i . H t_ij
-        tu, tBt = self.tu, self.tBt
+        sHt = self.along(self.sHs)  # s_i . H t_ij
+        tu, tHt = self.tu, self.tHt
         ta, aat = self.along(aa), self.both(aa)  # a_i . a_t and a_t . a_t
-        lost = -2 * self.both(ab) + 2 * self.both(ae) - 2 * sHt * ta - tBt * aat
-        # v_t = v + tu a_t and f_t = f + tu b_t + (tg + tu tBt) a_t - tu e_t + tu sHt a_i
-        more = self.tg + tu * tBt
+        lost = -2 * self.both(ab) + 2 * self.both(ae) - 2 * sHt * ta - tHt * aat
+        # v_t = v + tu a_t and f_t = f + tu b_t + (tg + tu tHt) a_t - tu e_t + tu sHt a_i
+        more = self.tg + tu * tHt
         form2 = (
             vf[:, None]
             + tu * (self.along(vb) - self.along(ve) + sHt * va.diagonal()[:, None])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.lanczos import eigsh
+from lowland.curvature.precision import rounding
 from lowland.dual.shifts import Shifts
 
 # Components of all pairs held at once: 256 MiB in float64.
@@ -21,7 +22,7 @@ class Moments:
     sigma_w: Tensor
     sigma_g: Tensor
     contribution: Tensor  # Eq. 10 without its denominator
-    c: Tensor
+    c: Tensor  # correlation of the two; 0 where a spread is rounding
     mean_w: Tensor  # the mean shift itself, (M,)
     mean_g: Tensor
     components: Tensor | None  # of the shifts, (K, n), if all fit at once
@@ -48,7 +49,13 @@ def moments(shifts: Shifts, ratio: Tensor, E: Tensor) -> Moments:
     sigma_w = (ww - mu_w.square()).clamp_min(0).sqrt()
     sigma_g = (gg - mu_g.square()).clamp_min(0).sqrt()
     contribution = gw - mu_g * mu_w
-    size = sigma_g * sigma_w
+    c = (contribution / (sigma_g * sigma_w)).clamp(-1, 1)
+    # A projection errs by the rounding of the whole shift, and a variance by that of the mean
+    # square; of a spread within either, c is undefined.
+    eps = rounding(w.dtype)
+    whole_w, whole_g = ((weight * shifts.size).mean() for weight in (1, ratio.square()))
+    defined = (sigma_w.square() > eps * ww) & (sigma_w > eps * whole_w.sqrt())
+    defined &= (sigma_g.square() > eps * gg) & (sigma_g > eps * whole_g.sqrt())
     mean_w = shifts.weighted_sum(torch.full_like(ratio, 1 / K))
     mean_g = shifts.weighted_sum(ratio / K)
     return Moments(
@@ -57,7 +64,7 @@ def moments(shifts: Shifts, ratio: Tensor, E: Tensor) -> Moments:
         sigma_w=sigma_w,
         sigma_g=sigma_g,
         contribution=contribution,
-        c=torch.where(size > 0, contribution / torch.where(size > 0, size, 1), 0),
+        c=torch.where(defined, c, 0),
         mean_w=mean_w,
         mean_g=mean_g,
         components=w if len(blocks) == 1 else None,

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature.forward import ForwardPass
-from lowland.curvature.lanczos import rounding
 from lowland.curvature.layers import Layer, matrices
 from lowland.curvature.memory import samples_within
+from lowland.curvature.precision import rounding
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError

@@ -4,10 +4,10 @@ import torch
 
 from lowland.curvature import Hessian
 from lowland.curvature import condition_number as condition_of
-from lowland.curvature.lanczos import rounding
+from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import whole_hessian
+from lowland.measures.spectrum import hessian_spectrum, value_of, whole_hessian
 from lowland.problem import Problem
 
 
@@ -21,14 +21,14 @@ from lowland.problem import Problem
     sharper="higher",
 )
 def condition_number(problem: Problem) -> Value:
-    """All eigenvalues of a small network, both ends by Lanczos of a large one."""
-    H = whole_hessian(problem)
-    if _blind_to_shifts(problem, H):
+    """From all eigenvalues of a small network, and from both ends of a large one's spectrum."""
+    if _blind_to_shifts(problem, whole_hessian(problem)):
         raise InputError("it is infinite: the loss does not see a common shift of the outputs")
-    found = condition_of(H, max_matvecs=120)
-    if not found.converged or found.value == float("inf"):
-        raise InputError(f"it is infinite or out of reach ({found.method})")
-    return Value(found.value, found.method, found.stderr or None)
+    spectrum = hessian_spectrum(problem)
+    condition = condition_of(spectrum)
+    if not condition.converged or condition.value == float("inf"):
+        raise InputError(f"it is infinite or out of reach ({condition.method})")
+    return value_of(condition, spectrum)
 
 
 def _blind_to_shifts(problem: Problem, H: Hessian) -> bool:

@@ -3,7 +3,7 @@
 from lowland.curvature import effective_dimension as dimension_of
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import ggn_density, whole_ggn
+from lowland.measures.spectrum import ggn_spectrum, value_of
 from lowland.problem import Problem
 
 
@@ -18,9 +18,9 @@ from lowland.problem import Problem
     sharper="higher",
 )
 def effective_dimension(problem: Problem) -> Value:
-    """By stochastic Lanczos quadrature, or from all eigenvalues of a small network."""
-    G = whole_ggn(problem)
-    found = dimension_of(G, alpha=1 / problem.count(), density=ggn_density(problem))
-    if not found.stderr <= 0.5 * found.value:
-        raise InputError(f"the quadrature leaves it open: {found!r}")
-    return Value(found.value, found.method, found.stderr or None)
+    """By block Lanczos quadrature, or from all eigenvalues of a small network."""
+    spectrum = ggn_spectrum(problem)
+    dimension = dimension_of(spectrum, alpha=1 / problem.count())
+    if not dimension.stderr <= 0.25 * dimension.value:
+        raise InputError(f"the quadrature leaves it open: {dimension!r}")
+    return value_of(dimension, spectrum)

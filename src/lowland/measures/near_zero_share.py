@@ -1,10 +1,12 @@
 """Share of eigenvalues near zero."""
 
+from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import density
+from lowland.measures.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
 
 NEAR = 0.01  # of the largest magnitude
+OPEN = 0.1  # a share with a larger standard error is none
 
 
 @register(
@@ -17,9 +19,12 @@ NEAR = 0.01  # of the largest magnitude
     sharper="lower",
 )
 def near_zero_share(problem: Problem) -> Value:
-    """Read off the spectral density."""
-    known = density(problem)
-    limit = NEAR * float(known.nodes.abs().max())
-    above, below = known.below(limit), known.below(-limit)
-    stderr = (above.stderr**2 + below.stderr**2) ** 0.5
-    return Value(above.value - below.value, above.method, stderr or None)
+    """Counted, or between the bounds of the quadrature."""
+    spectrum = hessian_spectrum(problem)
+    limit = NEAR * spectrum.norm
+    number = spectrum.between(-limit, limit)
+    if number.stderr > OPEN * spectrum.size:
+        raise InputError(
+            f"the quadrature leaves it open: {number!r} of {spectrum.size:,} eigenvalues"
+        )
+    return value_of(number, spectrum, spectrum.size)

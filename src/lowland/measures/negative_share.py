@@ -1,9 +1,12 @@
 """Share of negative eigenvalues."""
 
 from lowland.curvature import negative_eigenvalues
+from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import density, whole_hessian
+from lowland.measures.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
+
+OPEN = 0.1  # a share with a larger standard error is none
 
 
 @register(
@@ -16,11 +19,19 @@ from lowland.problem import Problem
     sharper=None,
 )
 def negative_share(problem: Problem) -> Value:
-    """Counted below what can be told from zero; the method states the threshold.
+    """Counted below rounding, which the method states, in networks that are small enough.
 
-    Rescaling does not change how many eigenvalues are negative (Sylvester's law of inertia), but it
-    changes how many of them can be told from zero.
+    In others most eigenvalues are so near to zero that products do not tell their sign, and there
+    is no value. Rescaling does not change how many eigenvalues are negative (Sylvester's law of
+    inertia), but it changes how many of them can be told from zero.
     """
-    H = whole_hessian(problem)
-    found = negative_eigenvalues(H, density=density(problem))
-    return Value(found.value / H.size, found.method, found.stderr / H.size or None)
+    spectrum = hessian_spectrum(problem)
+    number = negative_eigenvalues(spectrum)
+    if number.stderr > OPEN * spectrum.size:
+        surely = int((spectrum.single & (spectrum.nodes < 0)).sum())
+        raise InputError(
+            f"{spectrum.matvecs} products do not tell the sign of eigenvalues near zero: "
+            f"{number.value / spectrum.size:.2f} ± {number.stderr / spectrum.size:.2f} of them are "
+            f"negative; found were {surely}, and as the lowest {float(spectrum.nodes[0]):.2g}"
+        )
+    return value_of(number, spectrum, spectrum.size)

@@ -1,23 +1,29 @@
-"""What the spectral measures share: the operator and its density."""
+"""The one spectral pass that every spectral measure reads: of the Hessian, and of the GGN."""
 
-from lowland.curvature import (
-    GGN,
-    Density,
-    Eigenpairs,
-    Hessian,
-    eigsh,
-    ggn,
-    hessian,
-    spectral_density,
-)
+import copy
+from dataclasses import replace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from lowland.curvature import GGN, Eigenpairs, Estimate, Hessian, Spectrum, eigsh, ggn, hessian
+from lowland.curvature.operators import Curvature
+from lowland.curvature.spectrum import SMALL
+from lowland.distributed import total
+from lowland.errors import InputError
 from lowland.measures.neighbourhood import Noise, neighbourhood
+from lowland.measures.registry import Value
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
-# Lanczos steps and random vectors: enough for shares of the spectrum to some per cent, and for
-# sums over eigenvalues near zero to some ten.
-STEPS, GGN_STEPS, PROBES = 16, 32, 2
-LEADING = 3  # eigenvectors of the Hessian
+PROBES = 4  # random vectors of the block Lanczos run
+STEPS, MOST = 16, 40  # products with their block, and until the leading eigenvectors are found
+LEADING = 3  # of these, to residuals of 1 %, and the first
+TOLERANCE = 1e-4  # to this
+# Operations for which all products of a small network are made: some seconds. They are counted, not
+# timed, so that the same network gives the same numbers on every machine.
+AFFORDABLE = 3e10
+CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
 @once
@@ -27,26 +33,76 @@ def whole_hessian(problem: Problem) -> Hessian:
 
 
 @once
+def hessian_spectrum(problem: Problem) -> Spectrum:
+    """Its eigenvalues: all of a small network, otherwise from block Lanczos with random starts."""
+    exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
+    return exact or _sampled(problem, whole_hessian(problem))
+
+
+@once
+def ggn_spectrum(problem: Problem) -> Spectrum:
+    """The same of the generalised Gauss-Newton matrix."""
+    exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
+    return exact or _sampled(problem, ggn(problem))
+
+
+@once
 def leading(problem: Problem) -> Eigenpairs:
-    """Its largest eigenvalues with their vectors, to residuals of 1 %, or what came of it."""
-    H, near = whole_hessian(problem), neighbourhood(problem)
-    start = Noise(near, near.w).draw()  # which goes with the weights, wherever their units stand
-    return eigsh(H, min(LEADING, H.size), which="largest", tol=1e-2, start=start)
+    """The Hessian's largest eigenvalues with their vectors, to residuals of 1 % if converged.
+
+    Where the run has not found them, a search goes on from what it has.
+    """
+    spectrum = hessian_spectrum(problem)
+    pairs = spectrum.leading(min(LEADING, spectrum.size))
+    return pairs if pairs.converged else search(problem, pairs, 1e-2)
 
 
-@once
-def density(problem: Problem) -> Density:
-    """Its spectral density by stochastic Lanczos quadrature, exact for small networks."""
-    return spectral_density(whole_hessian(problem), steps=STEPS, probes=PROBES)
+def search(problem: Problem, pairs: Eigenpairs, tol: float) -> Eigenpairs:
+    """The same eigenpairs to smaller residuals, with the products of both searches counted."""
+    k = pairs.vectors.shape[1]
+    better = eigsh(whole_hessian(problem), k, which="largest", tol=tol, start=pairs.vectors)
+    return replace(better, matvecs=pairs.matvecs + better.matvecs)
 
 
-@once
-def whole_ggn(problem: Problem) -> GGN:
-    """The generalised Gauss-Newton matrix of all parameters."""
-    return ggn(problem)
+def value_of(number: Estimate, spectrum: Spectrum, size: float = 1.0) -> Value:
+    """An estimate, divided by ``size``, as the value of a measure that says what it took."""
+    method = f"{number.method}, {spectrum.matvecs} products in all"
+    return Value(number.value / size, method, number.stderr / size or None)
 
 
-@once
-def ggn_density(problem: Problem) -> Density:
-    """Its spectral density."""
-    return spectral_density(whole_ggn(problem), steps=GGN_STEPS, probes=PROBES)
+def _small(problem: Problem) -> bool:
+    return sum(p.numel() for p in problem.params.values()) <= SMALL
+
+
+def _in_double(problem: Problem) -> Problem:
+    """The problem in float64, where a small eigenvalue has a sign; as it is if that cannot be."""
+    if problem.dtype == torch.float64:
+        return problem
+    try:
+        return problem.of(copy.deepcopy(problem.model).double())
+    except (InputError, TypeError):
+        return problem
+
+
+def _exactly(A: Curvature) -> Spectrum | None:
+    """All eigenvalues, if the products cost no more operations than are affordable."""
+    with FlopCounterMode(display=False) as counter:
+        A @ torch.ones(A.size, dtype=A.dtype, device=A.device)
+    # the counter does not know every kind of layer, but each weight meets each sample at least
+    # twice forwards and four times backwards
+    counted = torch.tensor(float(counter.get_total_flops()), device=A.device)
+    operations = max(float(total(counted)), 12 * A.size * A.problem.count())
+    operations += CALL * len(A.params)
+    return Spectrum.exactly(A) if operations * A.size <= AFFORDABLE else None
+
+
+def _sampled(problem: Problem, A: Hessian | GGN) -> Spectrum:
+    noise = Noise(neighbourhood(problem), neighbourhood(problem).w)
+    start = torch.stack([noise.draw() for _ in range(PROBES)], 1)
+    settled = _leading_settled if isinstance(A, Hessian) else lambda nodes, residuals: True
+    return Spectrum.sampled(A, start, STEPS, settled=settled, max_steps=MOST)
+
+
+def _leading_settled(nodes: torch.Tensor, residuals: torch.Tensor) -> bool:
+    share = (residuals / nodes.abs())[-LEADING:]
+    return bool(share[-1] <= TOLERANCE and (share <= 0.01).all())

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lowland.errors import InputError
 from lowland.measures.registry import Measurement, measure, registered
@@ -12,8 +12,10 @@ from lowland.rescaling import By, rescale
 
 FACTOR = 1e3
 WAYS: tuple[By, ...] = ("layers", "units", "norms", "split", "outputs")
-# A sampled value has moved if it did by more than so many standard errors of the difference.
+# A sampled value has moved if it did by more than so many standard errors of the difference,
 _ERRORS = 4
+# and is the same if these are less than this share of it: a move by half would have been seen.
+_SEEN = 0.5
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,14 @@ class Move:
 
     before: float | None
     after: float | None
-    moved: bool
+    verdict: Literal["moved", "same", "unknown"]
     claimed: bool  # whether the measure's own metadata says that it must not move
-    reason: str | None  # where there is no number to compare
+    reason: str | None  # why the verdict is unknown
+
+    @property
+    def moved(self) -> bool:
+        """Whether it is another number than before, beyond any error."""
+        return self.verdict == "moved"
 
     @property
     def ratio(self) -> float | None:
@@ -45,7 +52,10 @@ class Stress:
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         moves = {
-            name: {by: {**asdict(move), "ratio": move.ratio} for by, move in row.items()}
+            name: {
+                by: {**asdict(move), "moved": move.moved, "ratio": move.ratio}
+                for by, move in row.items()
+            }
             for name, row in self.moves.items()
         }
         return {"factor": self.factor, "moves": moves, "skipped": self.skipped}
@@ -96,12 +106,15 @@ def stress(
 
 def _move(before: Measurement, after: Measurement, by: str) -> Move:
     claimed = by in registered()[before.measure.name].invariant
+    numbers = before.value, after.value
     if before.value is None or after.value is None:
-        reason = before.reason or after.reason
-        return Move(before.value, after.value, False, claimed, reason)
+        return Move(*numbers, "unknown", claimed, before.reason or after.reason)
     # The error of an outcome is that of other test data; these are the same on both sides.
     sampled = before.measure.family not in ("outcome", "duality")
-    noise = math.hypot(before.stderr or 0, after.stderr or 0) if sampled else 0.0
-    apart = abs(after.value - before.value)
-    limit = max(0.01 * abs(before.value), _ERRORS * noise)
-    return Move(before.value, after.value, apart > limit, claimed, None)
+    noise = _ERRORS * math.hypot(before.stderr or 0, after.stderr or 0) if sampled else 0.0
+    if abs(after.value - before.value) > max(0.01 * abs(before.value), noise):
+        return Move(*numbers, "moved", claimed, None)
+    if noise > _SEEN * abs(before.value):
+        reason = f"known too little to say: a move by less than {noise:.2g} would not be seen"
+        return Move(*numbers, "unknown", claimed, reason)
+    return Move(*numbers, "same", claimed, None)

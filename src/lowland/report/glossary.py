@@ -236,7 +236,8 @@ GLOSSARY: dict[str, Definition] = {
     ),
     "c": _duality(
         "Correlation c_{n}",
-        "How closely gradient and dual shift go together along direction n, over the pairs.",
+        "How closely gradient and dual shift go together along direction n, over the pairs; zero "
+        "where one of them does not vary beyond rounding.",
         "c_{n} = ⟨(g_{n,k} − μ_{g,n}) (Δw_{n,k} − μ_{w,n})⟩_{k} / (σ_{g,n} σ_{w,n})",
         "Eq. 10",
     ),

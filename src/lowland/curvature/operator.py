@@ -1,0 +1,44 @@
+"""All that the algorithms of this room may see of a matrix, and a dense matrix seen that way."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Operator(Protocol):
+    """All that an algorithm may see of a matrix."""
+
+    @property
+    def size(self) -> int: ...  # noqa: D102
+    @property
+    def dtype(self) -> torch.dtype: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    def __matmul__(self, V: Tensor) -> Tensor: ...  # (n,) -> (n,) or (n, k) -> (n, k)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A symmetric matrix as an operator."""
+
+    matrix: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.matrix)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the matrix."""
+        return self.matrix.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrix lives."""
+        return self.matrix.device
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        return self.matrix @ V
