@@ -16,8 +16,9 @@ _TRIED = 8  # samples
 _PASSES = 3  # over each of their batches
 _PARTS = (1, 3)  # samples at once, to compare with whole batches
 _CHECKPOINTED = (
-    "the model recomputes activations in the backward pass (activation checkpointing), where "
-    "weights that were put in place for a product are gone; switch it off for measuring"
+    "the model recomputes activations in the backward pass (by hooks on saved tensors, or an "
+    "activation checkpointing that is not torch's), where weights that were put in place for a "
+    "product are gone; switch it off for measuring"
 )
 
 
@@ -134,7 +135,10 @@ def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 def check_recomputing(problem: "Problem") -> None:
-    """Refuse activation checkpointing: it would compute with other weights than were asked for."""
+    """Refuse what recomputes activations: it would do so with other weights than were asked for.
+
+    Torch's own activation checkpointing is switched off while a model is measured.
+    """
     with problem.measuring():
         leaves = {n: p.detach().requires_grad_() for n, p in problem.params.items()}
         # Where no input has a gradient, one kind of checkpointing gives none to the weights either.

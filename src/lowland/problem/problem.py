@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lowland.batches import Batch, Batches, Inputs
 from lowland.distributed import total, total_count
@@ -17,7 +16,12 @@ from lowland.errors import InputError
 from lowland.losses import LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
 from lowland.problem.model import arguments, constant, measured_names, unwrap, wider
-from lowland.problem.traceless import differentiating, modules_kept, random_state_kept
+from lowland.problem.traceless import (
+    differentiating,
+    modules_kept,
+    plain_operations,
+    random_state_kept,
+)
 
 _BATCH = 1024  # samples at once, where nothing else decides
 
@@ -332,7 +336,7 @@ class Problem:
 
         Modes, buffers, other attributes of modules and random state are put back on the way out,
         also after an exception. Gradients are enabled whatever the caller's context, in full
-        precision, and attention uses the implementation that can be differentiated twice.
+        precision, by operations that can be differentiated twice.
         """
         if self._depth:
             yield
@@ -341,7 +345,7 @@ class Problem:
             self.model.eval()
             self._depth, self._held = 1, self._read()
             try:
-                with sdpa_kernel(SDPBackend.MATH):
+                with plain_operations(self.model):
                     yield
             finally:
                 self._depth, self._held = 0, None

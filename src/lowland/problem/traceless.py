@@ -2,11 +2,14 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @contextlib.contextmanager
@@ -51,6 +54,43 @@ def _put_back(now: dict, before: dict) -> None:
     for key in now.keys() - before.keys():
         del now[key]
     now.update(before)
+
+
+@contextlib.contextmanager
+def plain_operations(model: nn.Module) -> Iterator[None]:
+    """Run the model by operations that can be differentiated twice, and read in the graph.
+
+    Fused attention and the fused LSTM have no second derivative. Activation checkpointing runs
+    parts of the model again while it is differentiated, when other weights stand in it.
+    """
+    recurrent = any(isinstance(module, nn.LSTM) for module in model.modules())
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    names = {"_checkpoint_without_reentrant_generator": _once, "CheckpointFunction": _NoCheckpoint}
+    before = {name: getattr(torch.utils.checkpoint, name) for name in names}
+    try:
+        for name, plain in names.items():
+            setattr(torch.utils.checkpoint, name, plain)
+        enabled = torch.backends.mkldnn.is_available() and not recurrent
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=enabled):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for name, value in before.items():
+            setattr(torch.utils.checkpoint, name, value)
+
+
+def _once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """In place of the generator around a checkpointed function: nothing before, nothing after."""
+    yield
+
+
+class _NoCheckpoint:
+    """In place of the autograd function that checkpoints: the function itself."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
 
 
 @contextlib.contextmanager
