@@ -9,8 +9,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 from workloads import Workload
 
-from lowland.measures.balancing import balance
-from lowland.measures.noise_variances import sampled_diagonal
+from lowland.measures.shared.balancing import balance
+from lowland.measures.shared.noise_variances import sampled_diagonal
 
 _WITHIN = 1e-4  # of the optimum
 _CHECK, _MOST = 20, 50_000  # how often to look, and when to give up

@@ -18,7 +18,7 @@ from workloads import Workload
 
 import lowland as ll
 from lowland.curvature import diagonal
-from lowland.measures.balancing import balance
+from lowland.measures.shared.balancing import balance
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lowland.curvature import (
 )
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
-from lowland.measures import spectrum
+from lowland.measures.shared import spectrum
 from planted import Hidden
 
 STEPS, PROBES = 10, 4  # 40 products of matrices with 146 to 243 rows

@@ -7,7 +7,7 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layers import layers
+from lowland.curvature.layer_search import layers
 from lowland.dual import expansion as expansion_module
 from lowland.dual.expansion import expansion
 from lowland.dual.flatness import flatness

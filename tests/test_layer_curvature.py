@@ -7,9 +7,9 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature.factors import factors
 from lowland.curvature.graph import piecewise_linear
-from lowland.curvature.layers import layers, parameters
+from lowland.curvature.layer_search import layers, parameters
+from lowland.curvature.sample_factors import factors
 from lowland.errors import InputError
 from lowland.problem import Problem
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.measures.balancing import balance
 from lowland.measures.matrix_normalized_sharpness import matrix_normalized_sharpness
-from lowland.measures.noise_variances import sampled_diagonal
-from lowland.measures.noisy_weights import kl_inverse
 from lowland.measures.normalized_sharpness import normalized_sharpness
 from lowland.measures.normalized_sharpness_direct import normalized_sharpness_direct
+from lowland.measures.shared.balancing import balance
+from lowland.measures.shared.noise_variances import sampled_diagonal
+from lowland.measures.shared.noisy_weights import kl_inverse
 from lowland.problem import Problem
 
 NORMALIZED = ["normalized_sharpness", "matrix_normalized_sharpness"]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES
-from lowland.measures.average_rise import average_rise
-from lowland.measures.box_maximum import _maximum
 from lowland.measures.local_entropy import GAMMA, _Chain
-from lowland.measures.neighbourhood import Neighbourhood, Noise
+from lowland.measures.shared.average_rise import average_rise
+from lowland.measures.shared.box_maximum import _maximum
+from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
 from lowland.problem import Problem
 
 MEASURES = [

@@ -7,9 +7,9 @@ from torch import nn
 import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.curvature import diagonals
-from lowland.curvature.factors import passes
-from lowland.curvature.layers import parameters
+from lowland.curvature.layer_search import parameters
 from lowland.curvature.probes import remainder_trace
+from lowland.curvature.sample_factors import passes
 from lowland.problem import Problem
 
 SMOOTH = ["mlp-tanh", "mlp-gelu", "conv1d", "transformer"]

@@ -49,6 +49,10 @@ ONLY = {
 }
 
 
+# Rooms of several files that others enter by their door only, the names in their __init__.
+DOORS = ("curvature", "dual", "findings", "losses", "problem", "data", "optim", "training")
+
+
 def room_of(file: Path, source: Path = SOURCE) -> str:
     """The first part of the module's name; the package's own files are its doors, '' and 'cli'."""
     parts = file.relative_to(source).with_suffix("").parts
@@ -89,6 +93,8 @@ def faults(room: str, text: str, module: str) -> list[str]:
             )
         elif FLOOR[other] >= FLOOR[room] or other not in ONLY.get(room, FLOOR):
             found.append(f"line {line}: {room} may not import {name}")
+        elif other in DOORS and name.count(".") > 2:
+            found.append(f"line {line}: import {name} from lowland.{other}, the room's door")
     return found
 
 
@@ -115,6 +121,7 @@ def test_a_room_imports_only_from_rooms_above_it(file):
     [
         ("measures", "from lowland.report import render"),
         ("measures", "from lowland import report"),
+        ("measures", "from lowland.curvature.lanczos import eigsh"),
         ("measures", "import lowland.report.axes"),
         ("measures", "def f():\n    from lowland.analysis import analyze"),
         ("measures", "if TYPE_CHECKING:\n    from lowland.results import Analysis"),

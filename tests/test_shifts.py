@@ -6,7 +6,7 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layers import layers, matrices
+from lowland.curvature.layer_search import layers, matrices
 from lowland.dual.pairing import Pairs
 from lowland.dual.shifts import dual_shifts
 

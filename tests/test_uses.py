@@ -7,7 +7,7 @@ from torch import nn
 import lowland as ll
 import zoo
 from cases import dense_hessian
-from lowland.curvature.layers import layers, opaque, parameters, unused
+from lowland.curvature.layer_search import layers, opaque, parameters, unused
 from lowland.problem import Problem
 from zoo import ZOO
 

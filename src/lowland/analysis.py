@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 from lowland import __version__
 from lowland.atomic import check_writable
 from lowland.checkpoint import weights_bytes
-from lowland.curvature.factors import Kind
-from lowland.curvature.layers import layer, layers
-from lowland.dual import Choice, choose, duality, layers_with_dual
-from lowland.dual.basis import ALL_DIRECTIONS
-from lowland.dual.decomposition import Rule
+from lowland.curvature import (
+    Kind,
+    layer,
+    layers,
+)
+from lowland.dual import ALL_DIRECTIONS, Choice, Rule, choose, duality, layers_with_dual
 from lowland.errors import InputError
 from lowland.findings import (
     TRUSTED,

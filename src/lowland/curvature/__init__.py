@@ -3,41 +3,66 @@
 from lowland.curvature.density import Density, spectral_density
 from lowland.curvature.diagonals import Diagonal, diagonal, trace
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.factored_block import LayerBlock, layer_operator
+from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_operators
+from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.lanczos import Eigenpairs, eigsh
-from lowland.curvature.layer_blocks import layer_hessian
-from lowland.curvature.operator import Dense
-from lowland.curvature.operators import GGN, Fisher, Hessian, fisher, ggn, hessian
+from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
+from lowland.curvature.layer_search import Layer, layer, layers, matrices, parameters
+from lowland.curvature.memory import samples_within
+from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
+from lowland.curvature.precision import rounding
+from lowland.curvature.sample_factors import Kind, factor_bytes, factors, passes, sample_gradients
 from lowland.curvature.spectral_numbers import (
     condition_number,
     effective_dimension,
     frobenius_norm,
     negative_eigenvalues,
 )
-from lowland.curvature.spectrum import Spectrum
+from lowland.curvature.spectrum import ALL_EIGENVALUES, Spectrum
 
 __all__ = [
+    "ALL_EIGENVALUES",
     "GGN",
+    "Curvature",
     "Dense",
     "Density",
     "Diagonal",
     "Eigenpairs",
     "Estimate",
     "Fisher",
+    "ForwardPass",
     "Hessian",
+    "Kind",
+    "Layer",
     "LayerBlock",
+    "Operator",
     "Spectrum",
     "condition_number",
     "diagonal",
     "effective_dimension",
     "eigsh",
+    "exact_diagonal",
+    "factor_bytes",
+    "factors",
     "fisher",
     "frobenius_norm",
     "ggn",
+    "gradients",
     "hessian",
+    "layer",
     "layer_hessian",
+    "layer_hessians",
     "layer_operator",
+    "layer_operators",
+    "layers",
+    "matrices",
     "negative_eigenvalues",
+    "parameters",
+    "passes",
+    "rounding",
+    "sample_gradients",
+    "samples_within",
     "spectral_density",
     "trace",
 ]

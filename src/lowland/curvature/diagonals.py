@@ -14,12 +14,12 @@ from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock
-from lowland.curvature.factors import Kind, check_kind, passes
 from lowland.curvature.layer_blocks import exact_diagonal
-from lowland.curvature.layers import Layer, parameters, unused
+from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.probes import remainder_trace
+from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.problem import Problem, differentiating

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lowland.curvature.factors import Factors, Kind, Term, check_kind, factors
-from lowland.curvature.layers import Layer, layer
+from lowland.curvature.layer_search import Layer, layer
+from lowland.curvature.sample_factors import Factors, Kind, Term, check_kind, factors
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating

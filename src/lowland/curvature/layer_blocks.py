@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lowland.curvature.factors import Kind, check_kind, factors, unpacked
-from lowland.curvature.layers import Layer, layer, parameters
+from lowland.curvature.layer_search import Layer, layer, parameters
 from lowland.curvature.operators import hessian
+from lowland.curvature.sample_factors import Kind, check_kind, factors, unpacked
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating

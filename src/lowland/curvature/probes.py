@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.factors import output_curvature
 from lowland.curvature.forward import ForwardPass, gradients
-from lowland.curvature.layers import Layer
+from lowland.curvature.layer_search import Layer
+from lowland.curvature.sample_factors import output_curvature
 from lowland.curvature.uses import Use
 from lowland.distributed import total
 from lowland.errors import InputError

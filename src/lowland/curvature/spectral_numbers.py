@@ -13,7 +13,7 @@ from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.precision import rounding
 from lowland.curvature.quadrature import Quadrature
 from lowland.curvature.sketch import BLOCK, allowed, dots, finite
-from lowland.curvature.spectrum import SMALL, Spectrum
+from lowland.curvature.spectrum import ALL_EIGENVALUES, Spectrum
 from lowland.errors import InputError
 
 _LEVELS = 64  # of the step function that stands for a monotone one
@@ -182,7 +182,9 @@ def condition_number(
     4 (exact, 0 products)
     """
     limit = 1000 if max_matvecs is None else max_matvecs
-    if not isinstance(A, Spectrum) and (isinstance(A, Dense) or A.size <= min(limit, SMALL // 8)):
+    if not isinstance(A, Spectrum) and (
+        isinstance(A, Dense) or A.size <= min(limit, ALL_EIGENVALUES // 8)
+    ):
         A = Spectrum.exactly(A)
     if isinstance(A, Spectrum) and A.exact:
         smallest = float(A.nodes.abs().min())

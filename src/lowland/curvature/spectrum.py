@@ -27,7 +27,8 @@ from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.quadrature import Quadrature, block_lanczos
 from lowland.curvature.sketch import finite
 
-SMALL = 2048  # rows up to which all eigenvalues of a dense matrix are a matter of a second or two
+# Rows up to which all eigenvalues of a dense matrix are a matter of a second or two.
+ALL_EIGENVALUES = 2048
 _CONVERGED = 1e-3  # residual of a node that counts as one eigenvalue, as a share of it
 _TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
 
@@ -77,7 +78,7 @@ class Spectrum:
     @classmethod
     def of(cls, A: Operator, steps: int, probes: int, seed: int) -> "Spectrum":
         """Whichever takes fewer products."""
-        if isinstance(A, Dense) or A.size <= min(steps * probes, SMALL):
+        if isinstance(A, Dense) or A.size <= min(steps * probes, ALL_EIGENVALUES):
             return cls.exactly(A)
         generator = torch.Generator(device=A.device).manual_seed(seed)
         start = torch.randn(A.size, probes, dtype=A.dtype, device=A.device, generator=generator)

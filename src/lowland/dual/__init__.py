@@ -3,9 +3,19 @@
 The room is called ``dual`` because ``lowland.duality`` is the function.
 """
 
+from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.choice import Choice, choose
-from lowland.dual.decomposition import duality
+from lowland.dual.decomposition import Rule, duality
 from lowland.dual.pairing import Pairs, pair
 from lowland.dual.shifts import layers_with_dual
 
-__all__ = ["Choice", "Pairs", "choose", "duality", "layers_with_dual", "pair"]
+__all__ = [
+    "ALL_DIRECTIONS",
+    "Choice",
+    "Pairs",
+    "Rule",
+    "choose",
+    "duality",
+    "layers_with_dual",
+    "pair",
+]

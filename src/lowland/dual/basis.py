@@ -5,13 +5,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lowland.curvature import eigsh, fisher, ggn, hessian
-from lowland.curvature.factored_block import layer_operators
-from lowland.curvature.factors import Kind, factor_bytes, passes
-from lowland.curvature.layer_blocks import layer_hessians
-from lowland.curvature.layers import Layer
-from lowland.curvature.operator import Operator
-from lowland.curvature.precision import rounding
+from lowland.curvature import (
+    Kind,
+    Layer,
+    Operator,
+    eigsh,
+    factor_bytes,
+    fisher,
+    ggn,
+    hessian,
+    layer_hessians,
+    layer_operators,
+    passes,
+    rounding,
+)
 from lowland.problem import Problem
 
 # Up to this many weights all eigenvectors are computed: a quarter of a minute on two cores.

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from lowland.curvature.layers import layer
+from lowland.curvature import (
+    layer,
+)
 from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.fit import NoDual, fit
 from lowland.dual.pairing import Pairs, pair

@@ -19,8 +19,11 @@ from typing import Literal, SupportsIndex, overload
 import torch
 from torch import Tensor
 
-from lowland.curvature.factors import Kind
-from lowland.curvature.layers import Layer, layer
+from lowland.curvature import (
+    Kind,
+    Layer,
+    layer,
+)
 from lowland.dual.basis import ALL_DIRECTIONS, LEADING, Basis, bases, canonical, null_directions
 from lowland.dual.bootstrap import intervals
 from lowland.dual.expansion import expansion

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature.lanczos import eigsh
-from lowland.curvature.precision import rounding
+from lowland.curvature import (
+    eigsh,
+    rounding,
+)
 from lowland.dual.shifts import Shifts
 
 # Components of all pairs held at once: 256 MiB in float64.

@@ -6,8 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lowland.curvature.forward import ForwardPass
-from lowland.curvature.layers import layer
+from lowland.curvature import (
+    ForwardPass,
+    layer,
+)
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 

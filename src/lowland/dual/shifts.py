@@ -17,10 +17,13 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature.forward import ForwardPass
-from lowland.curvature.layers import Layer, matrices
-from lowland.curvature.memory import samples_within
-from lowland.curvature.precision import rounding
+from lowland.curvature import (
+    ForwardPass,
+    Layer,
+    matrices,
+    rounding,
+    samples_within,
+)
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError

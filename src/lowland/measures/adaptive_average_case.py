@@ -1,8 +1,8 @@
 """The average rise of the training loss under noise in proportion to each weight."""
 
-from lowland.measures.average_rise import average_rise
-from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.average_rise import average_rise
+from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
 RHO = 0.05

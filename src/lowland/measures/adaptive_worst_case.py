@@ -1,8 +1,8 @@
 """The worst rise of the training loss when every weight changes in proportion to itself."""
 
-from lowland.measures.ascent import worst_rise
-from lowland.measures.neighbourhood import neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.ascent import worst_rise
+from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.problem import Problem
 
 RHO = 0.05

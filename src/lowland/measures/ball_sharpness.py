@@ -1,9 +1,9 @@
 """The worst rise of the training loss within a ball around the weights."""
 
-from lowland.measures.ascent import worst_rise
-from lowland.measures.neighbourhood import neighbourhood
 from lowland.measures.registry import Value, register
 from lowland.measures.sam_sharpness import RHO
+from lowland.measures.shared.ascent import worst_rise
+from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.problem import Problem
 
 

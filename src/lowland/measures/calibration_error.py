@@ -2,8 +2,8 @@
 
 import torch
 
-from lowland.measures.class_scores import class_scores
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.class_scores import class_scores
 from lowland.problem import Problem
 
 _BINS = 15  # as in Guo et al.

@@ -2,12 +2,16 @@
 
 import torch
 
-from lowland.curvature import Hessian
-from lowland.curvature import condition_number as condition_of
-from lowland.curvature.precision import rounding
+from lowland.curvature import (
+    Hessian,
+    rounding,
+)
+from lowland.curvature import (
+    condition_number as condition_of,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import hessian_spectrum, value_of, whole_hessian
+from lowland.measures.shared.spectrum import hessian_spectrum, value_of, whole_hessian
 from lowland.problem import Problem
 
 

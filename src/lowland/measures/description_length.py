@@ -1,7 +1,7 @@
 """The bits that it takes to write down the weights."""
 
-from lowland.measures.half_widths import half_widths
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.half_widths import half_widths
 from lowland.problem import Problem
 
 

@@ -1,9 +1,11 @@
 """Effective dimensionality of the whole network's curvature."""
 
-from lowland.curvature import effective_dimension as dimension_of
+from lowland.curvature import (
+    effective_dimension as dimension_of,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import ggn_spectrum, value_of
+from lowland.measures.shared.spectrum import ggn_spectrum, value_of
 from lowland.problem import Problem
 
 

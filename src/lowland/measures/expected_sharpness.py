@@ -1,8 +1,8 @@
 """The average rise of the training loss under isotropic noise on the weights."""
 
-from lowland.measures.average_rise import average_rise
-from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.average_rise import average_rise
+from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
 SIGMA = 0.01

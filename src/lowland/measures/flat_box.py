@@ -1,7 +1,7 @@
 """The size of the box around the weights in which the training loss stays low."""
 
-from lowland.measures.half_widths import half_widths
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.half_widths import half_widths
 from lowland.problem import Problem
 
 

@@ -1,9 +1,11 @@
 """Frobenius norm of the whole network's Hessian."""
 
-from lowland.curvature import frobenius_norm as norm_of
+from lowland.curvature import (
+    frobenius_norm as norm_of,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import hessian_spectrum, value_of
+from lowland.measures.shared.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
 
 

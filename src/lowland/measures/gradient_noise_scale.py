@@ -5,7 +5,7 @@ import torch
 from lowland.errors import InputError
 from lowland.measures.gradient_variance import gradient_variance
 from lowland.measures.registry import Value, register
-from lowland.measures.sample_gradients import sample_gradients
+from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
 
 

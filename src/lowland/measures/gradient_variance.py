@@ -1,7 +1,7 @@
 """Variance of the samples' gradients."""
 
 from lowland.measures.registry import Value, register
-from lowland.measures.sample_gradients import sample_gradients
+from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
 
 

@@ -1,8 +1,8 @@
 """The sharpness of Keskar et al. over all weights."""
 
-from lowland.measures.box_maximum import box_sharpness
-from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.box_maximum import box_sharpness
+from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
 START = 0.1  # standard deviation of the starting point, in half-widths of the box

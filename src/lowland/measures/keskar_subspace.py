@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from lowland.errors import InputError
-from lowland.measures.box_maximum import box_sharpness
 from lowland.measures.keskar_sharpness import START
-from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.box_maximum import box_sharpness
+from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
 COLUMNS = 100  # the paper's

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import TOLERANCE, leading, search
+from lowland.measures.shared.spectrum import TOLERANCE, leading, search
 from lowland.problem import Problem
 
 

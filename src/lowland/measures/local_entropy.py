@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowland.measures.half_widths import gauss_newton_diagonal
-from lowland.measures.neighbourhood import Neighbourhood, Noise, neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.half_widths import gauss_newton_diagonal
+from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
 from lowland.problem import Problem
 
 GAMMA = 100.0  # neighbours within 0.1 of each weight

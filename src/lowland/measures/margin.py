@@ -2,8 +2,8 @@
 
 import torch
 
-from lowland.measures.class_scores import class_scores
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.class_scores import class_scores
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 

@@ -1,7 +1,7 @@
 """Matrix-normalized sharpness: one noise variance for each weight matrix."""
 
-from lowland.measures.noise_variances import hessian_diagonal, weight_matrices
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.noise_variances import hessian_diagonal, weight_matrices
 from lowland.problem import Problem
 
 

@@ -2,7 +2,7 @@
 
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import hessian_spectrum, value_of
+from lowland.measures.shared.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
 
 NEAR = 0.01  # of the largest magnitude

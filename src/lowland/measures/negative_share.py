@@ -1,9 +1,11 @@
 """Share of negative eigenvalues."""
 
-from lowland.curvature import negative_eigenvalues
+from lowland.curvature import (
+    negative_eigenvalues,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import hessian_spectrum, value_of
+from lowland.measures.shared.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
 
 OPEN = 0.1  # a share with a larger standard error is none

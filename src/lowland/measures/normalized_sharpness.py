@@ -1,7 +1,7 @@
 """Normalized sharpness: curvature against squared weights, at the best noise per row and column."""
 
-from lowland.measures.noise_variances import as_matrices, best_variances, hessian_diagonal
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.noise_variances import as_matrices, best_variances, hessian_diagonal
 from lowland.problem import Problem
 
 

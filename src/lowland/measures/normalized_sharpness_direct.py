@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from lowland.measures.balancing import Balanced
-from lowland.measures.noise_variances import as_matrices, best_variances
-from lowland.measures.noisy_weights import averages, draws
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.balancing import Balanced
+from lowland.measures.shared.noise_variances import as_matrices, best_variances
+from lowland.measures.shared.noisy_weights import averages, draws
 from lowland.problem import Problem
 
 _FITS, _STEPS, _LR = 4, 20, 0.1

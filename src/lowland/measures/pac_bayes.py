@@ -4,14 +4,14 @@ import math
 
 from torch import Tensor
 
-from lowland.measures.noisy_weights import (
+from lowland.measures.registry import Value, register
+from lowland.measures.shared.noisy_weights import (
     averages,
     draws,
     kl_inverse,
     prior_mean,
     squared_distance,
 )
-from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
 # Standard deviations of the noise that may be chosen after seeing the data.

@@ -8,8 +8,8 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lowland.errors import InputError
-from lowland.measures.noisy_weights import averages, draws, prior_mean
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.noisy_weights import averages, draws, prior_mean
 from lowland.problem import Problem
 
 _EPSILON = 1e-3

@@ -10,8 +10,8 @@ from torch import Tensor
 from lowland.batches import Batch
 from lowland.errors import InputError
 from lowland.losses import resolve
-from lowland.measures.noisy_weights import averages, draws, kl_inverse
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.noisy_weights import averages, draws, kl_inverse
 from lowland.problem import Problem
 
 _B, _C = 100, 0.1  # prior variances are c exp(-j/b), j = 1, 2, ...

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lowland.curvature.layers import Layer, matrices
+from lowland.curvature import (
+    Layer,
+    matrices,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lowland.errors import InputError
 from lowland.findings import Decomposition, MeasureRow, encode
-from lowland.measures import decomposed
+from lowland.measures.shared import decomposed
 from lowland.measures.sharing import share, sharing
 from lowland.problem import Problem, differentiating
 from lowland.usercode import blame, described

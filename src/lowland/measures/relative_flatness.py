@@ -2,8 +2,12 @@
 
 import torch
 
-from lowland.curvature.factors import factors
-from lowland.curvature.layers import Layer, layer, matrices
+from lowland.curvature import (
+    Layer,
+    factors,
+    layer,
+    matrices,
+)
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register

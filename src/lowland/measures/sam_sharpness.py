@@ -1,8 +1,8 @@
 """The rise of the training loss that one step of SAM finds."""
 
-from lowland.measures.ascent import uphill
-from lowland.measures.neighbourhood import neighbourhood
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.ascent import uphill
+from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.problem import Problem
 
 RHO = 0.05  # the paper's default

@@ -1,7 +1,7 @@
 """The sharp part of the gap."""
 
-from lowland.measures.decomposed import method, useful_decomposition
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.decomposed import method, useful_decomposition
 from lowland.problem import Problem
 
 

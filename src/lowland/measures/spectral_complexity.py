@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from lowland.errors import InputError
-from lowland.measures.layer_spectra import matrix_layers, spectral
 from lowland.measures.margin import tenth_percentile
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.layer_spectra import matrix_layers, spectral
 from lowland.problem import Problem
 
 

@@ -2,8 +2,8 @@
 
 import math
 
-from lowland.measures.layer_spectra import spectral
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.layer_spectra import spectral
 from lowland.problem import Problem
 
 

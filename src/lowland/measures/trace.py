@@ -1,9 +1,11 @@
 """Trace of the whole network's Hessian."""
 
-from lowland.curvature import trace as trace_of
+from lowland.curvature import (
+    trace as trace_of,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import whole_hessian
+from lowland.measures.shared.spectrum import whole_hessian
 from lowland.problem import Problem
 
 

@@ -2,7 +2,10 @@
 
 import math
 
-from lowland.curvature.layers import layers, matrices
+from lowland.curvature import (
+    layers,
+    matrices,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem

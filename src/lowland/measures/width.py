@@ -7,9 +7,9 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lowland.errors import InputError
-from lowland.measures.neighbourhood import Neighbourhood, neighbourhood
 from lowland.measures.registry import Value, register
-from lowland.measures.spectrum import leading
+from lowland.measures.shared.neighbourhood import Neighbourhood, neighbourhood
+from lowland.measures.shared.spectrum import leading
 from lowland.problem import Problem
 
 _GROWTH, _EXPANSIONS = 1.5, 30  # from the quadratic guess to 2e5 times it

@@ -25,8 +25,7 @@ from lowland.losses import LossLike
 from lowland.results import EPOCHS, WEIGHTS, epochs_csv
 from lowland.sweep.keys import training_key
 from lowland.sweep.plan import document
-from lowland.training import Training, TrainingProgress, train_many
-from lowland.training.settings import Epoch
+from lowland.training import Epoch, Training, TrainingProgress, train_many
 from lowland.usercode import described
 
 Files = dict[str, bytes]  # contents by name

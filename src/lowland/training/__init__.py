@@ -3,9 +3,10 @@
 from lowland.training.loop import train
 from lowland.training.many import TrainingProgress, train_many
 from lowland.training.networks import lenet, mlp
-from lowland.training.settings import Training, TrainingSettings
+from lowland.training.settings import Epoch, Training, TrainingSettings
 
 __all__ = [
+    "Epoch",
     "Training",
     "TrainingProgress",
     "TrainingSettings",

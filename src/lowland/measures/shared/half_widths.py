@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature.layer_blocks import exact_diagonal
-from lowland.curvature.layers import parameters
+from lowland.curvature import (
+    exact_diagonal,
+    parameters,
+)
 from lowland.errors import InputError
-from lowland.measures.neighbourhood import neighbourhood
+from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 

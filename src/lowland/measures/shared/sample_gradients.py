@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch, Inputs
-from lowland.curvature.forward import ForwardPass, gradients
-from lowland.curvature.layer_blocks import exact_diagonal
-from lowland.curvature.layers import parameters
-from lowland.curvature.memory import samples_within
+from lowland.curvature import (
+    ForwardPass,
+    exact_diagonal,
+    gradients,
+    parameters,
+    samples_within,
+)
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.sharing import once

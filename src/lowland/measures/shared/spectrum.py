@@ -6,13 +6,22 @@ from dataclasses import replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lowland.curvature import GGN, Eigenpairs, Estimate, Hessian, Spectrum, eigsh, ggn, hessian
-from lowland.curvature.operators import Curvature
-from lowland.curvature.spectrum import SMALL
+from lowland.curvature import (
+    ALL_EIGENVALUES,
+    GGN,
+    Curvature,
+    Eigenpairs,
+    Estimate,
+    Hessian,
+    Spectrum,
+    eigsh,
+    ggn,
+    hessian,
+)
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.measures.neighbourhood import Noise, neighbourhood
 from lowland.measures.registry import Value
+from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
@@ -71,7 +80,7 @@ def value_of(number: Estimate, spectrum: Spectrum, size: float = 1.0) -> Value:
 
 
 def _small(problem: Problem) -> bool:
-    return sum(p.numel() for p in problem.params.values()) <= SMALL
+    return sum(p.numel() for p in problem.params.values()) <= ALL_EIGENVALUES
 
 
 def _in_double(problem: Problem) -> Problem:

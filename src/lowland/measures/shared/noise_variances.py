@@ -8,10 +8,13 @@ scales of normalisations and free parameters carry no noise (Tsuzuku et al., foo
 import torch
 from torch import Tensor
 
-from lowland.curvature import Diagonal, diagonal
-from lowland.curvature.layers import layers
+from lowland.curvature import (
+    Diagonal,
+    diagonal,
+    layers,
+)
 from lowland.errors import InputError
-from lowland.measures.balancing import Balanced, balance
+from lowland.measures.shared.balancing import Balanced, balance
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 

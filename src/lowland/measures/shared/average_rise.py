@@ -4,8 +4,8 @@ import statistics
 
 from torch import Tensor
 
-from lowland.measures.neighbourhood import Neighbourhood, Noise
 from lowland.measures.registry import Value
+from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
 
 # Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
 _FEWEST, _MOST, _RELATIVE = 8, 16, 0.01

@@ -8,8 +8,8 @@ from scipy.optimize import fmin_l_bfgs_b
 from torch import Tensor
 
 from lowland.errors import InputError
-from lowland.measures.neighbourhood import Neighbourhood
 from lowland.measures.registry import Value
+from lowland.measures.shared.neighbourhood import Neighbourhood
 
 EPSILONS = 1e-3, 5e-4  # the paper's, as is the number of iterations
 _ITERATIONS = 10

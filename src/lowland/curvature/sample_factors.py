@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature.forward import ForwardPass, gradients, jacobian
-from lowland.curvature.layers import Layer, give_up, outputs_of_a_sample
+from lowland.curvature.layer_search import Layer, give_up, outputs_of_a_sample
 from lowland.curvature.memory import samples_within
 from lowland.curvature.precision import rounding
 from lowland.curvature.uses import Use

@@ -2,7 +2,11 @@
 
 import torch
 
-from lowland.curvature.layers import Layer, layers, matrices
+from lowland.curvature import (
+    Layer,
+    layers,
+    matrices,
+)
 from lowland.errors import InputError
 from lowland.measures.sharing import once
 from lowland.problem import Problem

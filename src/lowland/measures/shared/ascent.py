@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from lowland.errors import InputError
-from lowland.measures.neighbourhood import Neighbourhood
 from lowland.measures.registry import Value
+from lowland.measures.shared.neighbourhood import Neighbourhood
 
 _MOST = 25  # gradients
 _GROWTH = 1e-4  # relative; below it the rise has stopped growing

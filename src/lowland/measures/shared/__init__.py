@@ -1,0 +1,1 @@
+"""What several measures are made of; none of these files is a measure."""
