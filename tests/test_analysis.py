@@ -288,7 +288,7 @@ def test_a_model_without_a_layer_to_decompose_gets_its_measures():
     results = ll.analyze(Problem(Scale(), train=(X, y), test=(X + 1, y))).results
     assert (results.duality, results.layer_rows, results.checks) == (None, (), ())
     assert results.notes == (
-        "The gap was not decomposed: the model has no dense layer that is used once.",
+        "The gap was not decomposed: the model has no dense layer that can be seen through.",
     )
     rows = {row.name: row for row in results.measures}
     assert rows["sharp_part"].reason == (

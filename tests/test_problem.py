@@ -498,12 +498,34 @@ class Complex(nn.Module):
         return (x.to(torch.complex64) @ self.weight).abs()
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_is_off_while_a_model_is_measured(reentrant):
+    torch.manual_seed(0)
+    model = Recomputing(reentrant)
+    plain = nn.Sequential(model.first, model.last)
+    one, two = (ll.hessian(Problem(m, train=(X, Y))) for m in (model, plain))
+    torch.testing.assert_close(one.dense(), two.dense())
+    torch.testing.assert_close(
+        ll.layer_hessian(one.problem, "first"), ll.layer_hessian(two.problem, "0")
+    )
+
+
+class Saving(nn.Module):
+    """Keeps for the backward pass something else than what was computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t + 1):
+            return self.layer(x).tanh()
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (Recomputing(True), "activation checkpointing"),
-        (Recomputing(False), "activation checkpointing"),
+        (Saving(), "hooks on saved tensors"),
         (Complex(), "'weight' is complex"),
         (nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3).double()), "several precisions"),
         (

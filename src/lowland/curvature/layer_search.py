@@ -77,8 +77,8 @@ class _Sight:
         self.outputs = 0
         self.unused: list[str] = []
         if problem.loss.needs_model:
-            reason = "may be run more than once by a loss that is computed from the model itself"
-            self.opaque = dict.fromkeys(problem.params, reason)
+            loss = f"loss {problem.loss.name!r}, which is computed from the model itself"
+            self.opaque = dict.fromkeys(problem.params, f"may be run more than once by {loss}")
             return
         with problem.measuring():
             seen = ForwardPass(problem, problem.first(_FEW), problem.params)
