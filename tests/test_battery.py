@@ -1,0 +1,246 @@
+"""Random networks, losses and loaders: every number is right within its bar, or refused in words.
+
+Truth comes from outside of Lowland: the model's own gradients in plain torch, their differences in
+float64, and torch's own mean of the loss.
+"""
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lowland as ll
+from lowland.curvature import parameters
+
+WIDTH, CLASSES = 3, 3
+BLOCKS = (
+    *("dense", "folded", "sequence first", "sorted", "routed", "functional", "convolution"),
+    *("tied", "gated", "residual", "norm", "weight norm", "scaled", "attention", "recurrent"),
+    *("shared bias", "squared", "in place"),
+)
+ACTIVATIONS = {"relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
+LOSSES = ("cross_entropy", "mse", "smoothed", "weighted", "binary", "huber", "own")
+
+
+class Network(nn.Module):
+    """Blocks along a sequence (n, T, WIDTH), then the mean over T and a dense head."""
+
+    def __init__(self, blocks: list[str], activation: str) -> None:
+        super().__init__()
+        self.blocks, self.activation = blocks, ACTIVATIONS[activation]
+        self.shared = nn.Linear(WIDTH, WIDTH)
+        self.parts = nn.ModuleList(_part(block) for block in blocks)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block, part in zip(self.blocks, self.parts, strict=True):
+            x = self.activation(self._through(block, part, x))
+        return self.head(x.mean(1))
+
+    def _through(self, block: str, part: nn.Module, x: Tensor) -> Tensor:
+        n, T, d = x.shape
+        if block == "folded":
+            return part(x.reshape(n * T, d)).view(n, T, d)
+        if block == "sequence first":
+            return part(x.transpose(0, 1).reshape(T * n, d)).view(T, n, d).transpose(0, 1)
+        if block == "sorted":
+            order = x[:, 0, 0].argsort()
+            return part(x[order])[order.argsort()]
+        if block == "routed":
+            chosen = (x.sum((1, 2)) > 0).nonzero()[:, 0]
+            return x.index_add(0, chosen, part(x[chosen]))
+        if block == "functional":
+            return torch.einsum("ntd,ed->nte", x, part.weight) + part.bias
+        if block == "convolution":
+            return part(x.transpose(1, 2)).transpose(1, 2)
+        if block == "tied":
+            return self.shared(x)
+        if block == "gated":
+            return x * torch.sigmoid(part(x))
+        if block == "residual":
+            return x + part(x)
+        if block == "attention":
+            return part(x, x, x, need_weights=False)[0]
+        if block == "recurrent":
+            return part(x)[0]
+        if block == "shared bias":
+            return F.linear(x, part.weight, self.shared.bias)
+        if block == "squared":
+            return x * part.weight[0].square()
+        if block == "in place":
+            return part(x).relu_()
+        return part(x)
+
+
+def _part(block: str) -> nn.Module:
+    if block == "convolution":
+        return nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+    if block == "norm":
+        return nn.LayerNorm(WIDTH)
+    if block == "weight norm":
+        return nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    if block == "scaled":
+        return nn.PReLU(1)
+    if block == "attention":
+        return nn.MultiheadAttention(WIDTH, 1, batch_first=True)
+    if block == "recurrent":
+        return nn.GRU(WIDTH, WIDTH, batch_first=True)
+    return nn.Linear(WIDTH, WIDTH)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with its loss and data, all from one seed."""
+
+    blocks: list[str]
+    activation: str
+    loss: str
+    samples: int
+    length: int
+    batch_size: int
+    loader: bool
+    frozen: bool
+    seed: int
+
+    def make(self) -> "tuple[ll.Problem, nn.Module, Tensor, Tensor, object]":
+        torch.manual_seed(self.seed)
+        model = Network(self.blocks, self.activation).double()
+        X = torch.randn(self.samples, self.length, WIDTH, dtype=torch.float64)
+        labels = torch.randint(0, CLASSES, (self.samples,))
+        y = {"binary": F.one_hot(labels, CLASSES).double()}.get(self.loss, labels)
+        if self.loss in ("mse", "huber"):
+            y = torch.randn(self.samples, CLASSES, dtype=torch.float64)
+        weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+        loss = {
+            "smoothed": nn.CrossEntropyLoss(label_smoothing=0.1),
+            "weighted": nn.CrossEntropyLoss(weight=weight),
+            "binary": nn.BCEWithLogitsLoss(),
+            "huber": nn.HuberLoss(delta=0.7),
+            "own": lambda z, t: F.cross_entropy(z, t, reduction="none") + 0.1 * z.square().sum(1),
+        }.get(self.loss, self.loss)
+        if self.frozen:
+            model.head.bias.requires_grad_(False)
+        data = TensorDataset(X, y)
+        source = DataLoader(data, self.batch_size, shuffle=True) if self.loader else (X, y)
+        problem = ll.Problem(model, loss, source, batch_size=self.batch_size)
+        return problem, model, X, y, loss
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    return Case(
+        blocks=draw(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=3)),
+        activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
+        loss=draw(st.sampled_from(LOSSES)),
+        samples=draw(st.integers(3, 7)),
+        length=draw(st.integers(1, 3)),
+        batch_size=draw(st.integers(1, 7)),
+        loader=draw(st.booleans()),
+        frozen=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+def mean_loss(model: nn.Module, X: Tensor, y: Tensor, loss: object) -> Tensor:
+    """Torch's own mean over all samples."""
+    z = model(X)
+    if isinstance(loss, str):
+        return {"cross_entropy": F.cross_entropy, "mse": F.mse_loss}[loss](z, y)
+    value = loss(z, y)  # type: ignore[operator]
+    return value.mean()
+
+
+def truth(model: nn.Module, X: Tensor, y: Tensor, loss: object, names: list[str]) -> Tensor:
+    """The Hessian by central differences of gradients, one weight at a time."""
+    params = [dict(model.named_parameters())[name] for name in names]
+
+    def gradient() -> Tensor:
+        slopes = torch.autograd.grad(
+            mean_loss(model, X, y, loss), params, allow_unused=True, materialize_grads=True
+        )
+        return torch.cat([g.flatten() for g in slopes])
+
+    h, rows = 1e-6, []
+    for p in params:
+        for i in range(p.numel()):
+            ends = []
+            for step in (h, -h):
+                with torch.no_grad():
+                    p.view(-1)[i] += step
+                ends.append(gradient())
+                with torch.no_grad():
+                    p.view(-1)[i] -= step
+            rows.append((ends[0] - ends[1]) / (2 * h))
+    H = torch.stack(rows)
+    return (H + H.T) / 2
+
+
+def check(case: Case) -> None:
+    problem, model, X, y, loss = case.make()
+    model.eval()
+    expected = float(mean_loss(model, X, y, loss).detach())
+    assert float(problem.losses().mean()) == pytest.approx(expected)
+    names = list(problem.params)
+    assert ("head.bias" in names) == (not case.frozen)
+    dense = truth(model, X, y, loss, names)
+    scale = float(dense.abs().max())
+    close = {"rtol": 1e-4, "atol": 1e-6 * scale + 1e-8}
+    H = ll.hessian(problem)
+    torch.testing.assert_close(H.dense(), dense, **close)
+    found = ll.trace(H)
+    limit = max(5 * found.stderr, 1e-4 * float(dense.diagonal().abs().sum()), 1e-7)
+    assert abs(found.value - float(dense.trace())) <= limit
+    diagonal = ll.diagonal(problem)
+    for name, place in H.slices.items():
+        error = 6 * diagonal.stderr[name].flatten() if name in diagonal.stderr else 0.0
+        missed = (diagonal[name].flatten() - dense.diagonal()[place]).abs()
+        assert (missed <= error + close["rtol"] * scale + close["atol"]).all(), name
+    for name in parameters(problem):
+        place = H.slices[name]
+        torch.testing.assert_close(ll.layer_hessian(problem, name), dense[place, place], **close)
+
+
+FAST = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@given(cases())
+@FAST
+def test_every_number_of_a_random_network_is_right_or_refused(case):
+    with contextlib.suppress(ll.InputError):  # refused in words
+        check(case)
+
+
+@pytest.mark.slow
+@given(cases())
+@settings(FAST, max_examples=250, derandomize=False)
+def test_every_number_of_many_random_networks_is_right_or_refused(case):
+    with contextlib.suppress(ll.InputError):
+        check(case)
+
+
+def test_most_networks_are_not_refused():
+    """The battery would be worth nothing if refusing were the rule."""
+    refused = []
+
+    @given(cases())
+    @settings(FAST, max_examples=25)
+    def count(case: Case) -> None:
+        try:
+            case.make()
+            refused.append(False)
+        except ll.InputError:
+            refused.append(True)
+
+    count()
+    assert sum(refused) <= 0.1 * len(refused)
