@@ -48,7 +48,7 @@ def half_widths(problem: Problem) -> HalfWidths:
         raise InputError(
             "the box needs the exact Gauss-Newton diagonal of every parameter, but not all can be "
             f"seen through: {', '.join(map(repr, unknown[:3]))}{', ...' * (len(unknown) > 3)}; "
-            "those of dense layers, convolutions and normalisations can, if used once"
+            "parametrisations (weight norm), for example, cannot"
         )
     near = neighbourhood(problem)
     curvature = torch.cat([h[name].flatten() for name in problem.params])
