@@ -14,8 +14,9 @@ import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.curvature.operators import Curvature
 from lowland.errors import InputError
-from lowland.measures import Measurement, registered, spectrum, stressed
+from lowland.measures import Measurement, registered, stressed
 from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
+from lowland.measures.shared import spectrum
 from lowland.measures.sharing import sharing
 from lowland.problem import Problem
 

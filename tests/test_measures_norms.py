@@ -72,7 +72,7 @@ def test_products_of_norms_are_those_of_the_matrices(case):
 
 @pytest.mark.parametrize(
     ("case", "weight"),
-    [("transformer", "embed.weight"), ("lstm", "lstm.weight_ih_l0"), ("tied", "first.weight")],
+    [("transformer", "embed.weight"), ("lstm", "lstm.weight_hh_l0"), ("tied", "first.weight")],
 )
 @pytest.mark.parametrize("name", ["frobenius_norms", "spectral_norms", "spectral_complexity"])
 def test_products_of_norms_do_not_leave_out_weights_silently(name, case, weight):
@@ -218,7 +218,7 @@ def test_path_norm_refuses_an_activation_that_clips_where_no_sample_goes():
         ("conv1d", "layer '0' is not known to be piecewise linear"),
         ("resnet", "'norm1.weight'"),
         ("transformer", "'embed.weight'"),
-        ("lstm", "'lstm.weight_ih_l0'"),
+        ("lstm", "'lstm.weight_hh_l0'"),
         ("tied", "'first.weight'"),
     ],
 )

@@ -40,6 +40,11 @@ class Layer:
         return self.places is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is a dense layer or a convolution that is used once."""
+        return self.is_matrix and self.uses == 1 and self.operation in ("dense", "convolution")
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(groups, outputs per group, inputs per group), kernel positions counted as inputs."""
         assert self.places is not None

@@ -60,7 +60,7 @@ def path_norm(problem: Problem) -> Value:
 
 def _all_layers(problem: Problem) -> list[Layer]:
     """The dense and convolutional layers; an error if there are parameters beside theirs."""
-    known = [at for at in matrices(problem).values() if at.uses == 1]
+    known = [at for at in matrices(problem).values() if at.is_plain]
     seen = {name for at in known for name in (at.parameter, at.bias)}
     left = [name for name in problem.params if name not in seen]
     if left:

@@ -4,7 +4,6 @@ import torch
 
 from lowland.curvature import (
     Layer,
-    layers,
     matrices,
 )
 from lowland.errors import InputError
@@ -15,8 +14,8 @@ from lowland.problem import Problem
 @once
 def matrix_layers(problem: Problem) -> list[Layer]:
     """The dense and convolutional layers; an error where other weights are more than scales."""
-    known = [at for at in layers(problem).values() if at.uses == 1]
-    seen = {at.parameter for at in known}
+    plain = [at for at in matrices(problem).values() if at.is_plain]
+    seen = {at.parameter for at in plain}
     left = [n for n, p in problem.params.items() if p.ndim > 1 and n not in seen]
     if left:
         raise InputError(
@@ -24,10 +23,9 @@ def matrix_layers(problem: Problem) -> list[Layer]:
             "weight of a dense or convolutional layer that is used once, so a product over layers "
             "would leave it out"
         )
-    found = [at for at in matrices(problem).values() if at.uses == 1]
-    if not found:
+    if not plain:
         raise InputError("the model has no dense or convolutional layer")
-    return found
+    return plain
 
 
 @once
