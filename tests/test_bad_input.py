@@ -328,7 +328,7 @@ def test_checkpoint(project, checkpoint, words):
     ("more", "words"),
     [
         (("--layer", "7"), ("no layer '7'", "'0', '2', '4'")),
-        (("--layer", "2.weight"), ("no layer '2.weight'", "'0', '2', '4'")),
+        (("--layer", "2.bias"), ("layer '2.bias' is a shift", "'0', '2', '4'")),
         (("--layer", "1"), ("'1' is ReLU and has no weight", "'0', '2', '4'")),
         (("--layer", ""), ("'' is Sequential and has no weight", "'0', '2', '4'")),
         (("--loss", "cross_entrpy"), ("no loss named", "did you mean 'cross_entropy'?")),

@@ -149,21 +149,20 @@ def _wrong(
     generator = torch.Generator(device=problem.device).manual_seed(0)
     leaves = [p.detach().requires_grad_() for p in params.values()]
     y = scalar(dict(zip(params, leaves, strict=True)))
-    # Only along entries that have a gradient: others may act on the loss and be kept from
-    # learning, as the row of a padding token is.
-    v = [
-        torch.randn(g.shape, generator=generator, dtype=g.dtype, device=g.device) * (g != 0)
-        for g in torch.autograd.grad(y, leaves, materialize_grads=True)
-    ]
-    if not any(bool(d.any()) for d in v):
-        return None  # nothing depends on the parameters here
     product: BatchProduct = candidate(scalar, params)
-    Hv = [h.detach() for h in product(v)]
-    if not all(h.isfinite().all() for h in Hv):
+    v = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device) for p in leaves]
+    if not all(h.isfinite().all() for h in product(v)):
         raise InputError(
             "second derivatives of the loss are NaN or infinite on the first samples; the "
             "curvature is not defined at these weights"
         )
+    # Only along entries that have a gradient: others may act on the loss and be kept from
+    # learning, as the row of a padding token is.
+    slopes = torch.autograd.grad(y, leaves, materialize_grads=True)
+    v = [d * (g != 0) for d, g in zip(v, slopes, strict=True)]
+    if not any(bool(d.any()) for d in v):
+        return None  # nothing depends on the parameters here
+    Hv = [h.detach() for h in product(v)]
     whole = float(torch.stack([h.norm() for h in Hv]).norm())
     worst = dict.fromkeys(params, float("inf"))  # of the best step, by parameter
     for step in _STEPS:
