@@ -28,15 +28,15 @@ def train(
     ----------
     out
         Output directory: weights, curves over the epochs, results and report. An earlier result
-        in it is replaced.
+        in it is replaced, and nothing else.
     """
     configuration = Configuration.of(settings)
     from lowland.atomic import check_writable
     from lowland.findings import to_json
-    from lowland.results import FILES, REPORT
+    from lowland.results import REPORT
 
     out = home(out)
-    check_writable(out, FILES)
+    check_writable(out)
     with Results() as results, fate_of(out, "the result"):
         with progress(quiet) as say:
             say("loading torch")

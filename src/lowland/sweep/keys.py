@@ -17,7 +17,7 @@ TRAINING_ROOMS = frozenset({"losses", "batches", "data", "optim", "training", "e
 # Rooms that say, show, hand out or keep what others compute. All the rest decides what is recorded
 # of a run: a new room counts until it is named here.
 SILENT_ROOMS = frozenset(
-    {"__init__", "__main__", "errors", "atomic", "report", "comparison"}
+    {"__init__", "__main__", "errors", "atomic", "manifest", "report", "comparison"}
     | {"sweep", "studies", "integrations", "cli"}
 )
 

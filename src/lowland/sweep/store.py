@@ -21,17 +21,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lowland.atomic import write_file
 from lowland.errors import InputError
+from lowland.manifest import SUMS, Damaged, check_name, is_litter, sha256, sums_text
 from lowland.sweep.lock import RunLock, acquire, is_locked
-from lowland.sweep.record import (
-    RUN,
-    SUMS,
-    Damaged,
-    as_text,
-    damage_of,
-    is_litter,
-    read_run,
-    sha256,
-)
+from lowland.sweep.record import RUN, as_text, damage_of, read_run
 
 if TYPE_CHECKING:
     import pandas
@@ -79,10 +71,13 @@ class Store:
     def write(self, key: str, run: Mapping[str, Any], files: Mapping[str, bytes]) -> bool:
         """Keep a run and its files under a key; False if a whole run is there already.
 
-        A damaged run in its place is set aside. Numbers in ``run`` that are not finite become
-        null, as JSON has no name for them.
+        Files lie in the run's own directory: a name that would leave it is refused. A damaged run
+        in its place is set aside. Numbers in ``run`` that are not finite become null, as JSON has
+        no name for them.
         """
         target = self.path(key)
+        for name in files:
+            check_name(name)
         run = dict(run, key=key)
         contents = {**files, RUN: as_text(run).encode()}
         with _writing(f"the run {target}"):
@@ -90,8 +85,8 @@ class Store:
             try:
                 for name, content in contents.items():
                     _write(beside / name, content)
-                lines = (f"{sha256(contents[name])}  {name}\n" for name in sorted(contents))
-                sums.write("".join(lines).encode())
+                digests = {name: sha256(content) for name, content in contents.items()}
+                sums.write(sums_text(digests).encode())
                 sums.flush()
                 os.fsync(sums.fileno())
                 _sync(beside)
