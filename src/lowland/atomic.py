@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowland.errors import InputError
-from lowland.manifest import REPORT, SUMS, file_sha256, foreign_files, is_page, sums_text
+from lowland.manifest import REPORT, SUMS, file_sha256, foreign_files, is_page, is_report, sums_text
 
 _SIGNALS = tuple(
     s for name in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, name, None))
@@ -81,8 +81,11 @@ def write_page(target: Path, text: str) -> None:
 
 
 def check_page(target: Path) -> None:
-    """Raise if a page could not take this place, because something of the user's is there."""
-    if target.is_file() and not is_page(target):
+    """Raise if a page could not take this place, because something of the user's is there.
+
+    The report of a directory that Lowland wrote is Lowland's, whatever became of it.
+    """
+    if target.is_file() and not is_page(target) and not is_report(target):
         raise InputError(
             f"{target} is no page that Lowland wrote, and is not replaced; move it away, or choose "
             "another file"

@@ -100,6 +100,13 @@ def is_page(path: Path) -> bool:
         return PAGE_MARK.encode() in file.read(1000)
 
 
+def is_report(path: Path) -> bool:
+    """Whether a path is that of the report in a directory that Lowland wrote."""
+    with contextlib.suppress(Damaged):
+        return path.name == REPORT and bool(read_sums(path.parent))
+    return False
+
+
 def check_name(name: str) -> None:
     """Raise for a name of a file that would not lie in the directory itself, or is taken."""
     if not _NAME.fullmatch(name) or name == SUMS:
