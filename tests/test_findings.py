@@ -1,6 +1,5 @@
 """What is found, written and read again: the same, or refused in one line."""
 
-import hashlib
 import json
 import math
 import tracemalloc
@@ -19,19 +18,12 @@ from lowland.errors import InputError
 from lowland.findings import FORMAT, Results, from_json, to_json
 from lowland.findings.encoding import decode, encode
 from lowland.results import EPOCHS, FILES, Analysis, load
+from stores import seal
 
 
 def written(results: Results) -> tuple[str, dict[str, np.ndarray]]:
     document, arrays = to_json(results)
     return json.dumps(document, allow_nan=False), arrays
-
-
-def seal(folder: Path) -> None:
-    """Let SHA256SUMS agree with the files as they are now, as a forger would."""
-    names = sorted(p.name for p in folder.iterdir() if p.name not in ("SHA256SUMS", "report.html"))
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
-    lines = [f"{digest}  {name}\n" for name, digest in sums.items()]
-    (folder / "SHA256SUMS").write_text("".join(lines) + "# written by Lowland\n")
 
 
 def test_what_is_read_is_what_was_written():

@@ -50,7 +50,8 @@ def _batch(path: Path) -> Samples:
     size = path.stat().st_size
     if size > LARGEST:
         raise InputError(
-            f"{path} has {size:,} bytes, and no CIFAR-10 batch more than {LARGEST:,}; download it anew"
+            f"{path} has {size:,} bytes, and no CIFAR-10 batch more than {LARGEST:,}; download it "
+            "anew"
         )
     content = path.read_bytes()
     try:
