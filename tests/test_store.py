@@ -375,7 +375,7 @@ def test_the_table_and_its_files(store, tmp_path):
         put(store, i, configuration={"i": i, "lr": 0.1 if i else "auto"})
     table = store.table()
     assert list(table.columns) == [
-        *("key", "status", "i", "lr", "loss", "fits", "seconds", "reason")
+        *("key", "status", "i", "lr", "loss", "fits", "seconds", "reason", "code", "current")
     ]
     written = store.export()
     assert written[0] == store.directory / "results.csv"
