@@ -1,11 +1,12 @@
 """Runs to keep in a store, and processes to keep them."""
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from lowland.sweep.keys import key_of
+from lowland.sweep.keys import code_digest, key_of
 from lowland.sweep.store import Store
 
 FILES = {
@@ -29,7 +30,7 @@ def run_of(i: int, **more: Any) -> dict[str, Any]:
         "reason": None,
         "results": {"loss": 0.1 * i, "fits": True},
         "seconds": 1.5,
-        "code": {"lowland": "0"},
+        "code": {"lowland": "0", "source": code_digest()},
         **more,
     }
 
@@ -46,6 +47,14 @@ def names(folder: Path) -> set[str]:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def seal(folder: Path) -> None:
+    """Let SHA256SUMS agree with the files as they are now, as a forger would."""
+    names = sorted(p.name for p in folder.iterdir() if p.name not in ("SHA256SUMS", "report.html"))
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    lines = [f"{digest}  {name}\n" for name, digest in sums.items()]
+    (folder / "SHA256SUMS").write_text("".join(lines) + "# written by Lowland\n")
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:

@@ -1,6 +1,8 @@
 """A result is whole or absent, whatever ends the writing, and no file of the user is lost."""
 
+import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,19 +13,20 @@ from pathlib import Path
 import pytest
 
 from lowland import InputError, atomic
-from lowland.atomic import check_writable, replaced_directory, write_file
+from lowland.atomic import check_writable, replaced_directory, write_file, write_page
 
 FILES = ("a.txt", "b.txt")
+PAGE = '<!doctype html>\n<meta name="generator" content="Lowland 0.1.0">\n<p>numbers'
 
 
 def write(target: Path, text: str) -> None:
-    with replaced_directory(target, FILES) as beside:
+    with replaced_directory(target) as beside:
         for name in FILES:
             (beside / name).write_text(text)
 
 
 def read(target: Path) -> set[str]:
-    assert {p.name for p in target.iterdir()} == set(FILES)
+    assert {p.name for p in target.iterdir()} == {*FILES, "SHA256SUMS"}
     return {(target / name).read_text() for name in FILES}
 
 
@@ -73,7 +76,7 @@ def test_an_error_inside_keeps_the_old_result(tmp_path, error):
     write(tmp_path / "out", "old")
 
     def half(target: Path) -> None:
-        with replaced_directory(target, FILES) as beside:
+        with replaced_directory(target) as beside:
             (beside / "a.txt").write_text("new")
             raise error
 
@@ -88,7 +91,7 @@ def test_a_full_disk_is_said_on_one_line(tmp_path):
     write(tmp_path / "out", "old")
     with (
         pytest.raises(InputError, match=r"cannot write .*out: No space left on device"),
-        replaced_directory(tmp_path / "out", FILES),
+        replaced_directory(tmp_path / "out"),
     ):
         raise OSError(28, os.strerror(28))
     assert read(tmp_path / "out") == {"old"}
@@ -142,7 +145,7 @@ import itertools
 from pathlib import Path
 from lowland.atomic import replaced_directory
 for i in itertools.count():
-    with replaced_directory(Path("out"), ("a.txt", "b.txt")) as beside:
+    with replaced_directory(Path("out")) as beside:
         for name in ("a.txt", "b.txt"):
             (beside / name).write_text(str(i) * 20_000)
     if i == 3:
@@ -191,11 +194,11 @@ def test_files_of_the_user_are_never_removed(tmp_path):
     target = tmp_path / "out"
     write(target, "old")
     (target / "notes.txt").write_text("mine")
-    for attempt in (check_writable, lambda t, f: write(t, "new")):
+    for attempt in (check_writable, lambda t: write(t, "new")):
         with pytest.raises(
             InputError, match=r"out holds 'notes\.txt', which Lowland did not write"
         ):
-            attempt(target, FILES)
+            attempt(target)
     assert (target / "notes.txt").read_text() == "mine"
     assert (target / "a.txt").read_text() == "old"
     (target / "notes.txt").rename(
@@ -203,6 +206,73 @@ def test_files_of_the_user_are_never_removed(tmp_path):
     )  # what a file manager leaves is no file of his
     write(target, "new")
     assert read(target) == {"new"}
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def sealed_by_the_user(folder: Path) -> None:
+    lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}" for p in folder.iterdir()]
+    (folder / "SHA256SUMS").write_text("\n".join(lines) + "\n")
+
+
+CLAIMS = {
+    "names of ours": lambda folder: None,
+    "an empty list": lambda folder: (folder / "SHA256SUMS").touch(),
+    "a list of their own": sealed_by_the_user,
+    "a list of ours for others": lambda folder: (
+        write(folder.parent / "ours", "new")
+        or shutil.copy(folder.parent / "ours" / "SHA256SUMS", folder)
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_directory_that_lowland_did_not_make_is_never_replaced(tmp_path, claim):
+    """Although its files have the names of ours."""
+    target = tmp_path / "out"
+    target.mkdir()
+    for name in FILES:
+        (target / name).write_text("mine")
+    CLAIMS[claim](target)
+    before = snapshot(tmp_path)
+    for attempt in (check_writable, lambda t: write(t, "new")):
+        with pytest.raises(InputError, match="which Lowland did not write.* move it away, or ch"):
+            attempt(target)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [*FILES, "report.html"])
+def test_a_file_that_was_changed_since_is_the_users(tmp_path, name):
+    target = tmp_path / "out"
+    write(target, "old")
+    (target / name).write_text("mine")
+    before = snapshot(target)
+    with pytest.raises(InputError, match=f"out holds '{name}', which Lowland did not write, or no"):
+        write(target, "new")
+    assert snapshot(target) == before
+    (target / name).unlink()  # what is missing is no loss
+    write(target, "new")
+    assert read(target) == {"new"}
+
+
+def test_a_page_takes_the_place_of_a_page_only(tmp_path):
+    target = tmp_path / "notes.html"
+    target.write_text("<p>mine")
+    with pytest.raises(
+        InputError, match=r"notes\.html is no page that Lowland wrote.*move it away"
+    ):
+        write_page(target, PAGE)
+    assert target.read_text() == "<p>mine"
+    target.unlink()
+    for text in (PAGE, PAGE + "again"):
+        write_page(target, text)
+        assert target.read_text() == text
+    write(tmp_path / "out", "old")
+    write_page(tmp_path / "out" / "report.html", PAGE)
+    write(tmp_path / "out", "new")  # a report of ours goes with its directory
+    assert read(tmp_path / "out") == {"new"}
 
 
 def test_a_link_keeps_its_place(tmp_path):
@@ -217,7 +287,7 @@ def test_a_link_keeps_its_place(tmp_path):
 def test_check_writable_writes_nothing(tmp_path):
     write(tmp_path / "out", "old")
     for target in (tmp_path / "out", tmp_path / "none", tmp_path / "deep" / "er" / "none"):
-        check_writable(target, FILES)
+        check_writable(target)
     assert names(tmp_path) == {"out"}
     assert read(tmp_path / "out") == {"old"}
 
@@ -238,9 +308,9 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch, target, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
-    for attempt in (check_writable, lambda t, f: write(t, "new")):
+    for attempt in (check_writable, lambda t: write(t, "new")):
         with pytest.raises(InputError, match=says):
-            attempt(Path(target), FILES)
+            attempt(Path(target))
     assert names(tmp_path) == {"file", "loop"}
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import subprocess
+import sys
+import zipfile
 
 import pytest
 import torch
@@ -225,3 +228,34 @@ def test_weights_bytes_come_back_as_they_were():
     model[0].bias.data = torch.arange(6.0)[::2]  # not contiguous
     stored = load(weights_bytes(model))
     assert equal(model, stored)
+
+
+def test_a_torch_file_that_unpacks_to_more_than_itself_is_refused(tmp_path):
+    """As torch itself would read it: 64 MB of zeros in 64 kB."""
+    torch.save({"0.weight": torch.zeros(16_000_000)}, tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    (tmp_path / "plain.pt").unlink()
+    assert (tmp_path / "bomb.pt").stat().st_size < 100_000
+    code = """if True:
+        import resource, sys, torch
+        from lowland.checkpoint import load_weights
+        from lowland.errors import InputError
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            load_weights(torch.nn.Linear(2, 2), __import__("pathlib").Path(sys.argv[1]))
+        except InputError as error:
+            print(error)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "bomb.pt"], capture_output=True, text=True
+    )
+    message, grown = done.stdout.splitlines()
+    assert "bytes and unpacks to 64,0" in message
+    assert "save it anew with torch.save, or use safetensors" in message
+    assert int(grown) < 20_000  # kB

@@ -15,6 +15,7 @@ import pytest
 import lowland
 from commandline import ANALYZE, MINE, Ran, command, entries, environment, run, run_inside
 from lowland.results import EPOCHS, FILES, Analysis
+from stores import seal
 
 ANALYSED = [name for name in FILES if name != EPOCHS]  # which only a training leaves
 
@@ -180,6 +181,51 @@ def test_report_renders_the_same_page_again_without_torch(analysed, tmp_path):
     assert entries(tmp_path / "copy") == set(ANALYSED)
 
 
+def test_an_edited_number_is_not_reported(analysed, tmp_path):
+    shutil.copytree(analysed[0] / "out", tmp_path / "out")
+    shutil.copytree(analysed[0] / "out", tmp_path / "other")
+    path = tmp_path / "out" / "results.json"
+    gap = f'"gap": {json.loads(path.read_text())["outcome"]["gap"]}'
+    assert gap in path.read_text()
+    path.write_text(path.read_text().replace(gap, '"gap": 0.125'))
+    for line in (("report", "out"), ("compare", "out", "other"), ("compare", "other", "out")):
+        ran = run_inside(*line, "--quiet", cwd=tmp_path)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err == (
+            "lowland: the results in out are damaged: results.json does not match SHA256SUMS; run "
+            "the analysis again\n"
+        )
+
+
+@pytest.mark.parametrize("verb", ["analyze", "train"])
+def test_files_of_the_user_with_names_of_ours_stay(project, verb):
+    own = {"weights.safetensors": "my weights", "results.json": "my results"}
+    (project / "own").mkdir()
+    for name, text in own.items():
+        (project / "own" / name).write_text(text)
+    line = ANALYZE[: ANALYZE.index("--out")] if verb == "analyze" else ("train",)
+    ran = run_inside(*line, "--out", "own", cwd=project)
+    assert (ran.code, ran.out) == (2, "")
+    assert "own holds 'results.json' and 1 more, which Lowland did not write" in ran.err
+    assert ran.err.count("\n") == 1
+    assert {p.name: p.read_text() for p in (project / "own").iterdir()} == own
+
+
+def test_a_comparison_does_not_replace_a_file_of_the_user(analysed, tmp_path):
+    shutil.copytree(analysed[0] / "out", tmp_path / "out")
+    (tmp_path / "notes-3.html").write_text("mine")
+    line = ("compare", "out", "out", "out", "--out", "notes.html", "--quiet")
+    ran = run_inside(*line, cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "notes-3.html is no page that Lowland wrote, and is not replaced; move it" in ran.err
+    assert entries(tmp_path) == {"out", "notes-3.html"}
+    assert (tmp_path / "notes-3.html").read_text() == "mine"
+    (tmp_path / "notes-3.html").unlink()
+    for _ in range(2):  # a page of ours gives way
+        assert run_inside(*line, cwd=tmp_path).code == 0
+    assert entries(tmp_path) == {"out", "notes.html", "notes-3.html"}
+
+
 def test_json_is_all_there_is_on_stdout(project):
     (project / "loud.py").write_text(LOUD)
     line = ("analyze", "--model", "loud:model", "--data", "mine:data", "--out", "out")
@@ -220,6 +266,7 @@ def test_text_of_the_user_is_not_markup(analysed, tmp_path):
     saved["subject"]["title"] = "[bold]net[/bold] :smile: [/]"
     saved["notes"] = ["[red]not red[/red]"]
     path.write_text(json.dumps(saved))
+    seal(tmp_path / "out")
     ran = run_inside("report", "out", "--quiet", cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.startswith("[bold]net[/bold] :smile: [/]\n")

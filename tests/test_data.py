@@ -4,6 +4,7 @@ import gzip
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_idx_files_are_read_gzipped_or_not(tmp_path, name, folder, gz):
     assert len(data.classes) == 10
 
 
-def test_the_gzipped_file_goes_first_because_it_can_be_checked(tmp_path):
+def test_the_gzipped_file_goes_first(tmp_path):
     written = write_idx(tmp_path)
     stem = "t10k-labels-idx1-ubyte"
     replace(tmp_path / "MNIST/raw" / stem, idx_bytes(9 - written[stem]))
@@ -155,15 +156,74 @@ def test_a_damaged_gz_is_an_error_that_names_the_file(tmp_path, damage):
         load("mnist", data_dir=tmp_path)
 
 
-def test_a_gz_that_claims_to_be_the_published_one_must_be_it(tmp_path):
+@pytest.mark.parametrize("gz", [True, False])
+def test_a_file_that_claims_to_be_the_published_one_must_be_it(tmp_path, gz):
     """10,000 test images are MNIST's own number; 9,999 are somebody's own file."""
-    write_idx(tmp_path / "own", test=9_999)
+    write_idx(tmp_path / "own", test=9_999, gz=gz)
     assert len(load("mnist", data_dir=tmp_path / "own").test[1]) == 9_999
 
-    write_idx(tmp_path / "claim", test=10_000)
-    message = "t10k-images-idx3-ubyte.gz is not .* md5 9fb629c4189551a2d022fa330f9573f3, found "
+    write_idx(tmp_path / "claim", test=10_000, gz=gz)
+    message = "t10k-images-idx3-ubyte.* is not .* md5 2646ac647ad5339dbf082846283269ea, found "
     with pytest.raises(InputError, match=message):
         load("mnist", data_dir=tmp_path / "claim")
+
+
+@needs_real_data
+@pytest.mark.parametrize("gz", [True, False])
+def test_the_published_images_may_be_packed_anew(tmp_path, gz):
+    raw = tmp_path / "MNIST/raw"
+    raw.mkdir(parents=True)
+    for path in (Path(REAL_DATA) / "MNIST/raw").glob("*.gz"):
+        body = gzip.decompress(path.read_bytes())
+        replace(raw / (path.name if gz else path.stem), body)
+        assert not gz or (raw / path.name).read_bytes() != path.read_bytes()
+    assert same(load("mnist", data_dir=tmp_path), load("mnist", data_dir=REAL_DATA))
+
+
+def limited(code: str, *arguments: object) -> str:
+    """What a process of at most 2 GiB prints, which is less than the bombs below unpack to."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", limit + code, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    return done.stdout
+
+
+REFUSED = """
+import sys
+from lowland.data import load
+from lowland.errors import InputError
+try:
+    load(sys.argv[1], data_dir=sys.argv[2])
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("items", [40, 60_000, 60_001, 4_000_000])
+def test_no_more_is_unpacked_than_the_header_announces(tmp_path, items):
+    """Three gigabytes of zeros in some megabytes, after a header for less, or for all of them."""
+    write_idx(tmp_path)
+    head = struct.pack(">4I", 0x803, items, 28, 28)
+    zeros = gzip.compress(bytes(31_360_000), compresslevel=1) * 100  # members of one file
+    (tmp_path / "MNIST/raw" / f"{IMAGES}.gz").write_bytes(gzip.compress(head) + zeros)
+    says = "or more; download" if items <= 60_000 else "at most 60,000, the published number"
+    assert says in limited(REFUSED, "mnist", tmp_path)
+
+
+@pytest.mark.parametrize("bomb", ["memo", "size"])
+def test_a_cifar_pickle_takes_no_more_memory_than_a_batch(tmp_path, bomb):
+    write_cifar(tmp_path, "data_batch_1", "test_batch")
+    path = tmp_path / "cifar-10-batches-py/data_batch_1"
+    if bomb == "memo":  # "keep this in place 2^29": in C, a table of 2^30 pointers
+        path.write_bytes(b"\x80\x02}r" + struct.pack("<I", 1 << 29) + b".")
+    else:
+        os.truncate(path, 3 << 30)
+    says = limited(REFUSED, "cifar10", tmp_path)
+    assert (
+        "data_batch_1 is no CIFAR" in says or "and no CIFAR-10 batch more than 32,000,000" in says
+    )
 
 
 def test_missing_idx_files_are_named_and_present_ones_are_not(tmp_path):

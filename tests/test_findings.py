@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lowland.errors import InputError
 from lowland.findings import FORMAT, Results, from_json, to_json
 from lowland.findings.encoding import decode, encode
 from lowland.results import EPOCHS, FILES, Analysis, load
+from stores import seal
 
 
 def written(results: Results) -> tuple[str, dict[str, np.ndarray]]:
@@ -128,6 +130,7 @@ def test_what_is_not_known_is_refused_in_one_line(tmp_path, change, words):
     document = json.loads((folder / "results.json").read_text())
     change(document)
     (folder / "results.json").write_text(json.dumps(document))
+    seal(folder)
     with pytest.raises(InputError, match=words) as error:
         load(folder)
     assert str(error.value).startswith(f"the results in {folder} cannot be read: ")
@@ -193,10 +196,13 @@ def test_load_reads_what_is_there(saved, tmp_path):
         ("weights.safetensors", None),
     ],
 )
-def test_damaged_results_are_an_input_error(saved, name, content):
+@pytest.mark.parametrize("sealed", [False, True])
+def test_damaged_results_are_an_input_error(saved, name, content, sealed):
     (saved / name).unlink()
     if content is not None:
         (saved / name).write_bytes(content)
+    if sealed:
+        seal(saved)
     with pytest.raises(InputError, match=str(saved)) as error:
         load(saved)
     assert "\n" not in str(error.value)
@@ -210,5 +216,53 @@ def test_a_flipped_byte_in_the_arrays_is_an_input_error(saved):
     place = whole.index(arrays["duality/c"].tobytes())
     whole[place + 8] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(InputError, match=r"damaged or incomplete \(BadZipFile: Bad CRC-32"):
+    with pytest.raises(InputError, match=r"are damaged: arrays\.npz does not match SHA256SUMS"):
         load(saved)
+    seal(saved)
+    with pytest.raises(InputError, match=r"arrays\.npz cannot be read \(BadZipFile: Bad CRC-32"):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", sorted({*FILES} - {"report.html"}))
+def test_every_changed_byte_is_refused(saved, name):
+    """At places drawn from a seed, each in a way of its own; the message names the file."""
+    path, random = saved / name, np.random.default_rng(5)
+    whole = path.read_bytes()
+    for place in random.integers(len(whole), size=60):
+        damaged = bytearray(whole)
+        damaged[place] ^= random.integers(1, 256)
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=f"{saved} are damaged: ") as error:
+            load(saved)
+        assert name in str(error.value) or name == "SHA256SUMS"
+        assert "\n" not in str(error.value)
+    for damaged in (b"", whole[:-1], whole[: len(whole) // 2], whole + b"\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=f"{saved} are damaged: "):
+            load(saved)
+    path.unlink()
+    with pytest.raises(InputError, match=f"{saved} .*{name}"):
+        load(saved)
+    path.write_bytes(whole)
+    assert load(saved).weights == b"w"
+
+
+def test_an_archive_that_unpacks_to_more_than_itself_is_refused(saved):
+    arrays = dict(np.load(saved / "arrays.npz"))
+    arrays["duality/c"] = np.zeros(10_000_000)
+    np.savez_compressed(saved / "arrays.npz", **arrays)
+    seal(saved)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"arrays\.npz has .* bytes and unpacks to 80,"):
+        load(saved)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
+
+
+def test_a_number_that_no_float_holds_and_arrays_of_texts_are_refused():
+    text, arrays = written(make_results())
+    with pytest.raises(InputError, match="should be a number; it is 1000"):
+        from_json(text.replace("21.3", "1" + "0" * 400, 1), arrays)
+    with pytest.raises(InputError, match="c should be an array of numbers; it is dtype"):
+        from_json(text, {**arrays, "duality/c": arrays["duality/c"].astype(str)})

@@ -2,7 +2,10 @@
 
 import json
 
+import pytest
+
 from commandline import entries, run
+from lowland.errors import InputError
 from lowland.studies import Claim, Study, reproduce
 from lowland.studies.claims import between
 from lowland.studies.panels import Against
@@ -59,3 +62,19 @@ def test_pages_tell_of_studies_of_ones_own(tmp_path):
     assert "page: docs/mine.md" in ran.out
     assert "# mine" in (tmp_path / "docs" / "mine.md").read_text()
     assert (tmp_path / "docs" / "mine-rates.png").is_file()
+    reproduce(study, tmp_path / "store", executor="serial")  # takes the place of the first
+    assert run("reproduce", "--out", "store", "--pages", "docs", cwd=tmp_path).code == 0
+
+    for name in ("mine.md", "mine-rates.png"):  # a file of the user's does not give way
+        (tmp_path / name / "pages").mkdir(parents=True)
+        (tmp_path / name / "pages" / name).write_text("of the user")
+        ran = run("reproduce", "--out", "store", "--pages", f"{name}/pages", cwd=tmp_path)
+        assert (ran.code, ran.out) == (2, "")
+        assert f"pages holds '{name}', which Lowland did not write" in ran.err
+        assert entries(tmp_path / name / "pages") == {name}
+        assert (tmp_path / name / "pages" / name).read_text() == "of the user"
+    figure = tmp_path / "store" / "studies" / "mine-rates" / "mine-rates.csv"
+    figure.write_text("of the user")
+    with pytest.raises(InputError, match=r"holds 'mine-rates\.csv', which Lowland did not write"):
+        reproduce(study, tmp_path / "store", executor="serial")
+    assert figure.read_text() == "of the user"

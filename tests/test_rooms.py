@@ -16,7 +16,7 @@ SOURCE = Path(lowland.__file__).parent
 # know each other. A room may stand here before it is built.
 FLOORS = (
     ("errors",),
-    ("findings",),
+    ("findings", "manifest"),
     ("atomic", "distributed", "usercode"),
     ("losses", "batches"),
     ("problem",),
@@ -44,7 +44,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY = {
     "findings": {"errors"},
     "report": {"findings", "errors"},
-    "results": {"findings", "report", "atomic", "errors"},
+    "results": {"findings", "report", "atomic", "manifest", "errors"},
     "comparison": {"findings", "results", "report", "atomic", "errors"},
 }
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowland import InputError
-from lowland.sweep.keys import key_of
+from lowland.sweep.keys import code_digest, key_of
 from lowland.sweep.store import Store
 from stores import FILES, NAMES, content, keys, names, put, run_of
 
@@ -121,6 +121,26 @@ def test_what_is_no_json_is_refused_before_anything_is_written(store):
         store.write(key_of({}), {"results": {"loss": object()}}, FILES)
     assert content(store.directory) == before
     assert names(store.directory / "runs") == set()
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/tmp/x", "a/b", "..", ".", "", "a\\b", "a\nb", ".hidden", "SHA256SUMS"]
+)
+def test_no_file_of_a_run_leaves_its_directory(store, name):
+    before = content(store.directory)
+    with pytest.raises(InputError, match="expected the name of a file"):
+        store.write(key_of({}), run_of(0), {**FILES, name: b"x"})
+    assert content(store.directory) == before
+    assert names(store.directory / "runs") == set()
+
+
+def test_no_list_of_a_run_leads_out_of_its_directory(store, tmp_path):
+    key = put(store, 0)
+    (tmp_path / "other").write_text("not of the run")
+    sums = store.path(key) / "SHA256SUMS"
+    digest = hashlib.sha256(b"not of the run").hexdigest()
+    sums.write_text(f"{digest}  ../../../other\n{sums.read_text()}")
+    assert store.survey().damaged == {key: "SHA256SUMS is not a list that Lowland wrote"}
 
 
 def test_keys_that_are_none(store):
@@ -317,7 +337,7 @@ def test_rows_are_flat_and_have_the_same_columns(store):
     first, second = (by_key[key] for key in keys(2))
     assert set(first) == {
         *("key", "status", "i", "net.sizes", "net.bias", "configuration.key"),
-        *("loss", "fits", "epochs", "results.i", "seconds", "reason"),
+        *("loss", "fits", "epochs", "results.i", "seconds", "reason", "code", "current"),
     }
     assert list(first) == list(second)
     assert first == {
@@ -331,6 +351,8 @@ def test_rows_are_flat_and_have_the_same_columns(store):
         "loss": 0.0,
         "fits": True,
         "seconds": 1.5,
+        "code": code_digest(),
+        "current": True,
     }
     assert second == {
         **dict.fromkeys(first),
@@ -340,6 +362,8 @@ def test_rows_are_flat_and_have_the_same_columns(store):
         "epochs": 7,
         "results.i": 5,
         "reason": "diverged",
+        "code": code_digest(),
+        "current": True,
     }
 
 
@@ -351,7 +375,7 @@ def test_the_table_and_its_files(store, tmp_path):
         put(store, i, configuration={"i": i, "lr": 0.1 if i else "auto"})
     table = store.table()
     assert list(table.columns) == [
-        *("key", "status", "i", "lr", "loss", "fits", "seconds", "reason")
+        *("key", "status", "i", "lr", "loss", "fits", "seconds", "reason", "code", "current")
     ]
     written = store.export()
     assert written[0] == store.directory / "results.csv"
@@ -369,6 +393,35 @@ def test_the_table_and_its_files(store, tmp_path):
         columns = pandas.read_parquet(written[1])
         assert columns["loss"].tolist() == table["loss"].tolist()
         assert set(columns["lr"]) == {"auto", "0.1"}
+
+
+def test_rows_of_other_code_are_told_apart_and_left_out_of_the_table(store, tmp_path, monkeypatch):
+    """Of another Lowland, and of a user's file: as it is now, as it was, and one that is gone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "nets.py").write_text("raise AssertionError('imported')")
+    digest = hashlib.sha256(b"raise AssertionError('imported')").hexdigest()[:16]
+    own = code_digest()
+    cases: list[tuple[dict[str, Any], str | None, bool | None]] = [
+        ({"source": own}, own, True),
+        ({"source": "0" * 16}, "0" * 16, False),
+        ({"lowland": "0"}, None, False),
+        ({"source": own, "users": {"network": digest}}, f"{own}+{digest}", True),
+        ({"source": own, "users": {"network": "1" * 16}}, f"{own}+{'1' * 16}", False),
+        ({"source": own, "users": {"loss": digest}}, f"{own}+{digest}", None),
+    ]
+    settings = {"network": "mypackage.nets:build", "loss": "gone.losses:loss"}
+    for i, (code, _, _) in enumerate(cases):
+        put(store, i, configuration={"i": i, **settings}, code=code, results={f"r{i}": i})
+    rows = sorted(store.rows(), key=lambda row: row["i"])
+    assert [(row["code"], row["current"]) for row in rows] == [case[1:] for case in cases]
+    current = {i for i, case in enumerate(cases) if case[2] is not False}
+    assert set(store.table()["i"]) == current
+    assert {f"r{i}" for i in range(6)} & set(store.table().columns) == {f"r{i}" for i in current}
+    assert set(store.table(old=True)["i"]) == set(range(6))
+    for old, expected in ((False, current), (True, set(range(6)))):
+        with open(store.export(old=old)[0], newline="") as file:
+            assert {int(row["i"]) for row in csv.DictReader(file)} == expected
 
 
 def test_plans_are_remembered(store):

@@ -284,6 +284,7 @@ def test_reproduce(done, tiny):
     folder = out / "studies" / "some-fig1"
     assert {path.name for path in folder.iterdir()} == {
         "outcome.json",
+        "SHA256SUMS",
         *(f"some-fig1.{kind}" for kind in ("svg", "pdf", "png", "csv")),
     }
     saved = json.loads((folder / "outcome.json").read_text())

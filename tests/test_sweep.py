@@ -1,5 +1,6 @@
 """Sweeps as a user runs them, and what they find."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -215,6 +216,20 @@ def test_functions_of_the_user_are_seeded_and_part_of_the_key(tmp_path):
     again = json.loads(run(*args, "--out", "a", cwd=tmp_path).out)
     assert again["fresh"] == 4
     assert not set(again["runs"]) & set(first["runs"])
+
+    def table() -> list[dict[str, str]]:
+        with open(tmp_path / "a" / "results.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    assert {row["key"] for row in table()} == set(again["runs"])  # those of the file as it is now
+    assert {row["current"] for row in table()} == {"True"}
+    everything = json.loads(run(*args, "--out", "a", "--old", cwd=tmp_path).out)
+    assert everything["fresh"] == 0
+    code = {row["key"]: (row["code"], row["current"]) for row in table()}
+    assert code.keys() == {*first["runs"], *again["runs"]}
+    (before,), (now,) = ({code[name] for name in told["runs"]} for told in (first, again))
+    assert before[0] != now[0]
+    assert (before[1], now[1]) == ("False", "True")
 
 
 def test_status_does_not_show_what_a_killed_sweep_told(tmp_path):

@@ -35,7 +35,7 @@ from lowland.findings import (
 )
 from lowland.measures import measure
 from lowland.problem import Problem, differentiating
-from lowland.results import FILES, Analysis
+from lowland.results import Analysis
 from lowland.usercode import described
 
 OUTCOME = tuple(field.name for field in fields(Outcome))  # measures that are always computed
@@ -91,7 +91,7 @@ def analyze(
     if not problem.has_test:
         raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
     if out is not None:
-        check_writable(Path(out), FILES)
+        check_writable(Path(out))
     if layer_name is not None:
         layer(problem, layer_name)  # an error if there is none of that name
     for split in ("train", "test"):

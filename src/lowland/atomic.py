@@ -8,29 +8,29 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from lowland.errors import InputError
+from lowland.manifest import REPORT, SUMS, file_sha256, foreign_files, is_page, is_report, sums_text
 
-# What file managers leave in a folder that was merely looked at.
-_LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
 _SIGNALS = tuple(
     s for name in ("SIGINT", "SIGTERM", "SIGHUP") if (s := getattr(signal, name, None))
 )
 
 
 @contextlib.contextmanager
-def replaced_directory(target: Path, files: Collection[str]) -> Iterator[Path]:
+def replaced_directory(target: Path) -> Iterator[Path]:
     """A new directory that takes the place of ``target`` when the block ends without an error.
 
-    A directory that is already there is replaced only if it is empty or holds nothing but
-    ``files``, the names that a result of ours consists of: no file of the user is ever removed.
-    An interrupt leaves the old directory or the new one, and nothing beside it.
+    It gets a list of its files' checksums (:mod:`lowland.manifest`). A directory that is already
+    there is replaced only if it is empty or holds nothing but files that are as Lowland wrote
+    them, by such a list: no file of the user is ever removed. An interrupt leaves the old directory
+    or the new one, and nothing beside it.
     """
     with _writing(f"the output directory {target}"):
         target = Path(os.path.realpath(target))  # a link keeps pointing to where it points
-        _check_replaceable(target, files)
+        _check_replaceable(target)
         made = [p for p in target.parents if not p.exists()]  # innermost first
     beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
     try:
@@ -39,6 +39,8 @@ def replaced_directory(target: Path, files: Collection[str]) -> Iterator[Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 beside.mkdir()
             yield beside
+            sums = {p.name: file_sha256(p) for p in beside.iterdir() if p.name != REPORT}
+            (beside / SUMS).write_text(sums_text(sums), encoding="utf-8")
             with _undisturbed():
                 _take_place(beside, target)
     finally:
@@ -50,9 +52,9 @@ def replaced_directory(target: Path, files: Collection[str]) -> Iterator[Path]:
                     parent.rmdir()
 
 
-def check_writable(target: Path, files: Collection[str]) -> None:
+def check_writable(target: Path) -> None:
     """Raise before the work rather than after it if ``target`` could not be replaced."""
-    with contextlib.suppress(_NotYet), replaced_directory(target, files):
+    with contextlib.suppress(_NotYet), replaced_directory(target):
         raise _NotYet
 
 
@@ -72,7 +74,25 @@ def write_file(target: Path, text: str) -> None:
             beside.unlink()
 
 
-def _check_replaceable(target: Path, files: Collection[str]) -> None:
+def write_page(target: Path, text: str) -> None:
+    """Write a page in the same way; a file in its place is replaced only if it is such a page."""
+    check_page(target)
+    write_file(target, text)
+
+
+def check_page(target: Path) -> None:
+    """Raise if a page could not take this place, because something of the user's is there.
+
+    The report of a directory that Lowland wrote is Lowland's, whatever became of it.
+    """
+    if target.is_file() and not is_page(target) and not is_report(target):
+        raise InputError(
+            f"{target} is no page that Lowland wrote, and is not replaced; move it away, or choose "
+            "another file"
+        )
+
+
+def _check_replaceable(target: Path) -> None:
     advice = "choose another output directory"
     for parent in (target, *target.parents):
         if parent.exists() and not parent.is_dir():
@@ -92,12 +112,12 @@ def _check_replaceable(target: Path, files: Collection[str]) -> None:
             f"{target} is a mount point, which cannot be replaced as a whole; choose a directory "
             f"inside it, such as {target / 'lowland-report'}"
         )
-    foreign = sorted({p.name for p in target.iterdir()} - set(files) - _LITTER)
+    foreign = foreign_files(target)
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise InputError(
-            f"{target} holds {foreign[0]!r}{more}, which Lowland did not write and will not "
-            f"remove; {advice}"
+            f"{target} holds {foreign[0]!r}{more}, which Lowland did not write, or not as it is "
+            f"now, and will not remove; move it away, or {advice}"
         )
 
 

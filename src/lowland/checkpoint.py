@@ -3,6 +3,7 @@
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -75,11 +76,14 @@ def _read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             found: object = load_file(path)
         else:
+            _check_unpacked(path)
             with (
                 warnings.catch_warnings()
             ):  # of other pickle protocols: it is an error, or it is not
                 warnings.simplefilter("ignore")
                 found = torch.load(path, map_location="cpu", weights_only=True)
+    except InputError:
+        raise
     except Exception as error:  # garbage makes torch's reader raise anything, IndexError included
         raise InputError(_why_unreadable(path, error)) from error
     for key in _NESTS:
@@ -95,6 +99,24 @@ def _read(path: Path) -> dict[str, Tensor]:
         f"checkpoint {path} holds {came}; expected a state dict of tensors, alone or under "
         f"{', '.join(map(repr, _NESTS))}: save model.state_dict()"
     )
+
+
+def _check_unpacked(path: Path) -> None:
+    """Refuse a torch file that unpacks to more than itself.
+
+    ``torch.save`` writes a zip archive without compression. One with it may be small and fill the
+    memory, before any tensor in it can be compared with the model's.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # torch's older format, which has no compression either, or nothing that torch reads
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > path.stat().st_size:
+        raise InputError(
+            f"checkpoint {path} is refused: it has {path.stat().st_size:,} bytes and unpacks to "
+            f"{size:,}, and torch.save compresses nothing; save it anew with torch.save, or use "
+            "safetensors"
+        )
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:

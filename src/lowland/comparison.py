@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lowland import __version__, report
-from lowland.atomic import write_file
+from lowland.atomic import write_page
 from lowland.errors import InputError
 from lowland.findings import Change, Decomposition, Differences, Part, Solution
 from lowland.results import Analysis
@@ -47,7 +47,7 @@ class Comparison:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the comparison as one self-contained HTML file."""
-        write_file(Path(path), report.render_comparison(self.results, self.sides))
+        write_page(Path(path), report.render_comparison(self.results, self.sides))
         return Path(path)
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from lowland import report
-from lowland.atomic import replaced_directory, write_file
+from lowland.atomic import replaced_directory, write_page
 from lowland.errors import InputError
 from lowland.findings import Results, from_json, to_json
+from lowland.manifest import REPORT, SUMS, Damaged, read_listed
 
-FILES = RESULTS, ARRAYS, WEIGHTS, EPOCHS, REPORT = (
+RESULTS, ARRAYS, WEIGHTS, EPOCHS = (
     "results.json",
     "arrays.npz",
     "weights.safetensors",
     "epochs.csv",
-    "report.html",
 )
+FILES = (RESULTS, ARRAYS, WEIGHTS, EPOCHS, REPORT, SUMS)
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,14 @@ class Analysis:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report, one self-contained HTML file."""
-        write_file(Path(path), report.render(self.results))
+        write_page(Path(path), report.render(self.results))
         return Path(path)
 
     def files(self) -> dict[str, bytes]:
         """What is saved, by the names of the files; ``epochs.csv`` only after a training."""
         document, arrays = to_json(self.results)
         archive = io.BytesIO()
-        np.savez_compressed(archive, **arrays)  # type: ignore[arg-type]
+        np.savez(archive, **arrays)  # type: ignore[arg-type]
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         files = {RESULTS: text.encode(), ARRAYS: archive.getvalue(), WEIGHTS: self.weights}
         training = self.results.origin.training
@@ -56,8 +58,11 @@ class Analysis:
         return files
 
     def save(self, directory: str | Path) -> Path:
-        """Write results, arrays, weights and report as one directory, whole or not at all."""
-        with replaced_directory(Path(directory), FILES) as beside:
+        """Write results, arrays, weights and report as one directory, whole or not at all.
+
+        Its SHA256SUMS lists the checksums, against which :func:`load` checks them.
+        """
+        with replaced_directory(Path(directory)) as beside:
             for name, content in self.files().items():
                 (beside / name).write_bytes(content)
             self.to_html(beside / REPORT)
@@ -77,7 +82,7 @@ def epochs_csv(curves: Mapping[str, Iterable[float]]) -> bytes:
 
 
 def load(directory: str | Path) -> Analysis:
-    """Read what :meth:`Analysis.save` wrote."""
+    """Read what :meth:`Analysis.save` wrote, each file checked against its checksum."""
     directory = Path(directory)
     if not directory.is_dir():
         came = "is a file" if directory.exists() else "does not exist"
@@ -89,19 +94,37 @@ def load(directory: str | Path) -> Analysis:
             f"{directory} holds no {RESULTS}; expected a directory that `lowland analyze` wrote"
         )
     try:
-        text = (directory / RESULTS).read_text(encoding="utf-8")
-        # Opened here, because numpy leaves a file open that it finds damaged.
-        with open(directory / ARRAYS, "rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        weights = (directory / WEIGHTS).read_bytes()
-    except Exception as error:  # zip, zlib and numpy each have their own for damaged bytes
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        contents = read_listed(directory)
+        for name in (RESULTS, ARRAYS, WEIGHTS):
+            if name not in contents:
+                raise Damaged(f"{name} is not in {SUMS}")
+        arrays = _arrays(contents[ARRAYS])
+    except Damaged as damage:
         raise InputError(
-            f"the results in {directory} are damaged or incomplete ({said}); run the analysis again"
-        ) from error
+            f"the results in {directory} are damaged: {damage}; run the analysis again"
+        ) from damage
     try:
-        return Analysis(from_json(text, arrays), weights)
+        return Analysis(from_json(contents[RESULTS], arrays), contents[WEIGHTS])
     except InputError as error:
         raise InputError(
             f"the results in {directory} cannot be read: {error}; run the analysis again"
         ) from error
+
+
+def _arrays(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an archive that is not compressed: they take no more than the archive does."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > len(content):
+            raise Damaged(
+                f"{ARRAYS} has {len(content):,} bytes and unpacks to {size:,}, and Lowland does "
+                "not compress it"
+            )
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except Damaged:
+        raise
+    except Exception as error:  # zip, zlib and numpy each have their own for damaged bytes
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Damaged(f"{ARRAYS} cannot be read ({said})") from error

@@ -28,15 +28,15 @@ def train(
     ----------
     out
         Output directory: weights, curves over the epochs, results and report. An earlier result
-        in it is replaced.
+        in it is replaced, and nothing else.
     """
     configuration = Configuration.of(settings)
     from lowland.atomic import check_writable
     from lowland.findings import to_json
-    from lowland.results import FILES, REPORT
+    from lowland.results import REPORT
 
     out = home(out)
-    check_writable(out, FILES)
+    check_writable(out)
     with Results() as results, fate_of(out, "the result"):
         with progress(quiet) as say:
             say("loading torch")
@@ -112,6 +112,7 @@ def sweep(
     executor: str = "processes",
     workers: int | None = None,
     retry: Annotated[bool, Parameter(negative="")] = False,
+    old: Annotated[bool, Parameter(negative="")] = False,
     status: Path | None = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -130,6 +131,8 @@ def sweep(
         How many processes; by default one for each core.
     retry
         Do runs again that failed.
+    old
+        Put runs of older code, Lowland's or yours, into the table of results as well.
     status
         Only tell how far the sweeps on this directory are.
     """
@@ -159,7 +162,13 @@ def sweep(
 
             try:
                 summary = run(
-                    runs, out, executor=executor, workers=workers, retry=retry, progress=tell
+                    runs,
+                    out,
+                    executor=executor,
+                    workers=workers,
+                    retry=retry,
+                    old=old,
+                    progress=tell,
                 )
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(

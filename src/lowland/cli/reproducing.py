@@ -40,7 +40,8 @@ def reproduce(
     workers
         How many processes; by default one for each core.
     pages
-        Also write a page for each paper, of all that is in the store, with its figures here.
+        Also write a page for each paper, of all that is in the store, with its figures here;
+        earlier pages are replaced, and nothing else.
     """
     if not studies and pages is None:
         _list(as_json)
@@ -129,9 +130,24 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
     written = []
     for paper in dict.fromkeys(outcome.paper for outcome in reproduced):
         own = [outcome for outcome in reproduced if outcome.paper == paper]
-        for outcome in own:
-            for figure in (store / outcome.folder).glob(f"{outcome.file}.*"):
-                shutil.copyfile(figure, folder / figure.name)
+        figures = [p for o in own for p in (store / o.folder).glob(f"{o.file}.*")]
         written.append(folder / f"{paper}.md")
+        _check_ours(written[-1], [figure.name for figure in figures])
+        for figure in figures:
+            shutil.copyfile(figure, folder / figure.name)
         write_file(written[-1], page(own, PAPERS.get(paper, paper)))
     return written
+
+
+def _check_ours(target: Path, figures: list[str]) -> None:
+    """Raise if a page or its figures would take the place of files that are not ours."""
+    if target.is_file():
+        text = target.read_text(encoding="utf-8", errors="replace")
+        foreign = [] if "command: `lowland reproduce " in text else [target.name]
+    else:
+        foreign = [name for name in figures if (target.parent / name).exists()]
+    if foreign:
+        raise InputError(
+            f"{target.parent} holds {foreign[0]!r}, which Lowland did not write and will not "
+            "replace; move it away, or choose another folder"
+        )

@@ -63,15 +63,15 @@ def analyze(
         Of the default network's initial weights and its training, or of the choice of samples
         from a named data set.
     out
-        Output directory; an earlier result in it is replaced.
+        Output directory; an earlier result in it is replaced, and nothing else.
     """
     _check_whose(model, checkpoint, data, loss)
     from lowland.atomic import check_writable
     from lowland.findings import to_json
-    from lowland.results import FILES, REPORT
+    from lowland.results import REPORT
 
     out = home(out)
-    check_writable(out, FILES)
+    check_writable(out)
     with Results() as results, fate_of(out, "the result"):
         with progress(quiet) as say:
             say("loading torch")
@@ -111,8 +111,8 @@ def compare(
     others
         More of them, each compared with the first.
     out
-        The comparison as a page; an earlier file is replaced. With others: a page for each, the
-        number of the solution before the ending.
+        The comparison as a page; an earlier page is replaced, and no other file. With others: a
+        page for each, the number of the solution before the ending.
     seed
         Of the bootstrap that the intervals come from.
     """
@@ -120,14 +120,17 @@ def compare(
     with Results() as results:
         with progress(quiet) as say:
             say("reading the analyses")
+            from lowland.atomic import check_page
             from lowland.comparison import compare as run
             from lowland.findings import encode
             from lowland.results import load
 
+            pages = [out, *(out.with_stem(f"{out.stem}-{n}") for n in range(3, len(others) + 3))]
+            for page in pages:
+                check_page(page)
             start, *rest = [load(home(path)) for path in (first, second, *others)]
             say("comparing: 1,000 resamples of the pairs")
             found = [run(start, other, seed=seed, command=typed()) for other in rest]
-        pages = [out, *(out.with_stem(f"{out.stem}-{n}") for n in range(3, len(found) + 2))]
         for comparison, page in zip(found, pages, strict=True):
             with fate_of(page, "the comparison"):
                 comparison.to_html(page)
@@ -227,7 +230,8 @@ def report(directory: Path, /, *, as_json: Json = False, quiet: Quiet = False) -
     Parameters
     ----------
     directory
-        What `lowland analyze --out` wrote.
+        What `lowland analyze --out` wrote. Its files must be as they were written, by their
+        checksums in SHA256SUMS.
     """
     directory = home(directory)
     with Results() as results:

@@ -12,6 +12,7 @@ from lowland.errors import InputError
 
 FOLDER = "cifar-10-batches-py"
 PUBLISHED_COUNT = 10_000  # in each file
+LARGEST = 32_000_000  # bytes of a file: a published one has 31 million
 # md5 as torchvision publishes them.
 PUBLISHED = {
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -46,6 +47,12 @@ def read(name: str, data_dir: str | Path | None) -> tuple[Samples, Samples, Path
 
 def _batch(path: Path) -> Samples:
     """The images (N, 3, 32, 32) and labels (N,) of one file."""
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise InputError(
+            f"{path} has {size:,} bytes, and no CIFAR-10 batch more than {LARGEST:,}; download it "
+            "anew"
+        )
     content = path.read_bytes()
     try:
         images, labels = _parse(content)
@@ -98,11 +105,12 @@ class _Noted:
         self.state = state
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
     """Gives plain values, and ``_Noted`` for arrays.
 
     A pickle can call whatever it can name, and even NumPy's own unpickling trusts what it is told
-    about memory; so this one can name only ``_Noted``.
+    about memory; so this one can name only ``_Noted``. It is the one in Python itself: that in C
+    takes gigabytes for twenty bytes that name a high place in its memo.
     """
 
     def find_class(self, module: str, name: str) -> type[_Noted]:

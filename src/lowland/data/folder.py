@@ -42,7 +42,9 @@ def missing(name: str, root: Path, files: Sequence[str]) -> InputError:
 
 
 def check_published(path: Path, content: bytes, md5: str) -> None:
-    """Refuse ``content`` of ``path`` unless it is, byte for byte, the file that was published.
+    """Refuse ``content`` of ``path`` unless it is, byte for byte, what was published.
+
+    It is the unpacked content that counts: a file may be packed anew.
 
     For a file that announces the published number of images: it claims to be the benchmark, and
     its lookalikes are easily mistaken for it (KMNIST has MNIST's file names and sizes). A smaller
@@ -51,5 +53,6 @@ def check_published(path: Path, content: bytes, md5: str) -> None:
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
         raise InputError(
-            f"{path} is not the published file: expected md5 {md5}, found {found}; download it anew"
+            f"{path} is not the published file: expected content with md5 {md5}, found {found}; "
+            "download it anew"
         )

@@ -13,19 +13,19 @@ from lowland.data.folder import check_published, locate, missing
 from lowland.data.sampling import Samples
 from lowland.errors import InputError
 
-# md5 of the .gz files as torchvision publishes them, by the folder that torchvision gives each set.
+# md5 of the published files, unpacked, by the folder that torchvision gives each set.
 PUBLISHED = {
     "MNIST": {
-        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     },
     "FashionMNIST": {
-        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
-        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
-        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
 PUBLISHED_COUNT = {"train": 60_000, "t10k": 10_000}
@@ -62,42 +62,55 @@ def _samples(raw: Path, part: str) -> Samples:
 
 
 def _file(stem: Path) -> Path:
-    """The gzipped file if there is one, since only its checksum is published; or the unpacked."""
+    """The gzipped file if there is one, or the unpacked."""
     gzipped = stem.with_name(f"{stem.name}.gz")
     return gzipped if gzipped.is_file() else stem
 
 
 def _array(path: Path, item: tuple[int, ...], count: int, md5: str) -> NDArray[np.uint8]:
-    """The bytes of one idx file as (N, *item); ``md5`` is that of the .gz with ``count`` items."""
-    content = path.read_bytes()
-    try:
-        body = gzip.decompress(content) if path.suffix == ".gz" else content
-    except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{path} is damaged or cut short ({error}); download it anew") from error
+    """The bytes of one idx file as (N, *item), N at most ``count``; ``md5`` is that of all.
 
+    No more is unpacked than the header announces, whatever the file unpacks to.
+    """
     header = struct.Struct(f">{2 + len(item)}I")
-    if len(body) < header.size:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            head = file.read(header.size)
+            size = _announced_size(path, head, header, item, count)
+            body = head + file.read(size - header.size)
+            more = bool(file.read(1))  # gzip checks its own sum at the end
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path} is damaged or cut short ({error}); download it anew") from error
+    if len(body) != size or more:
         raise InputError(
-            f"{path} is cut short: {len(body)} bytes, and its header alone takes {header.size}; "
+            f"{path} announces {size:,} bytes and has "
+            f"{f'{size + 1:,} or more' if more else f'{len(body):,}'}; download it anew"
+        )
+    array = np.frombuffer(body, np.uint8, offset=header.size).reshape(-1, *item)
+    if len(array) == count:
+        check_published(path, body, md5)
+    return array
+
+
+def _announced_size(
+    path: Path, head: bytes, header: struct.Struct, item: tuple[int, ...], count: int
+) -> int:
+    """How many bytes an idx file has by its header, which is checked."""
+    if len(head) < header.size:
+        raise InputError(
+            f"{path} is cut short: {len(head)} bytes, and its header alone takes {header.size}; "
             "download it anew"
         )
-    magic, items, *shape = header.unpack_from(body)
+    magic, items, *shape = header.unpack(head)
     expected_magic = 0x800 + 1 + len(item)  # 0x08: unsigned bytes; then the number of axes
     if magic != expected_magic:
         raise InputError(
             f"{path} is not such an idx file: expected magic number {expected_magic:#x}, "
             f"found {magic:#x}; download it anew"
         )
-    if tuple(shape) != item or items == 0:
+    if tuple(shape) != item or not 0 < items <= count:
         raise InputError(
-            f"{path} announces the shape {(items, *shape)}; expected {('N', *item)} with N > 0"
+            f"{path} announces the shape {(items, *shape)}; expected {('N', *item)} with N > 0 "
+            f"and at most {count:,}, the published number"
         )
-    expected_size = header.size + items * math.prod(item)
-    if len(body) != expected_size:
-        raise InputError(
-            f"{path} announces {items:,} items, which take {expected_size:,} bytes, "
-            f"and has {len(body):,}; download it anew"
-        )
-    if path.suffix == ".gz" and items == count:
-        check_published(path, content, md5)
-    return np.frombuffer(body, np.uint8, offset=header.size).reshape(items, *item)
+    return header.size + items * math.prod(item)

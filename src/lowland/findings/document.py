@@ -137,7 +137,7 @@ def to_json(results: Results) -> tuple[dict[str, Any], Arrays]:
     return {"format": FORMAT, **encode(results, arrays)}, arrays
 
 
-def from_json(text: str, arrays: Arrays) -> Results:
+def from_json(text: str | bytes, arrays: Arrays) -> Results:
     """The results that were written; an error in one line if these are others or damaged ones."""
     try:
         document = json.loads(text, parse_constant=_refuse_constant)

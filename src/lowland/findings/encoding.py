@@ -6,6 +6,7 @@ which holds their names. JSON has no name for numbers that are not finite; they 
 "NaN", "Infinity" and "-Infinity".
 """
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -100,6 +101,8 @@ def _decode(kind: Any, came: Any, left: Arrays, place: str) -> Any:
     if kind is np.ndarray:
         if not isinstance(came, str) or came not in left:
             _refuse(place, "the name of an array", came)
+        if left[came].dtype.kind not in "biuf":
+            _refuse(place, "an array of numbers", left[came].dtype)
         return left.pop(came)
     return _decode_plain(kind, came, place)
 
@@ -140,7 +143,8 @@ def _decode_plain(kind: Any, came: Any, place: str) -> Any:
         if isinstance(came, str) and came in _NOT_FINITE:
             return _NOT_FINITE[came]
         if type(came) in (int, float):
-            return float(came)
+            with contextlib.suppress(OverflowError):  # of a whole number that no float holds
+                return float(came)
     elif type(came) is kind:
         return came
     return _refuse(place, _EXPECTED[kind], came)

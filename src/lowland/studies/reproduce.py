@@ -15,7 +15,7 @@ from lowland.atomic import check_writable, replaced_directory
 from lowland.errors import InputError
 from lowland.experiment import SETTINGS, Configuration
 from lowland.studies.evidence import Runs
-from lowland.studies.figure import KINDS, draw
+from lowland.studies.figure import draw
 from lowland.studies.study import Finding, Study, Verdict
 from lowland.sweep import Grid, SweepProgress, run
 
@@ -136,7 +136,7 @@ def reproduce_all(
     """
     out = Path(out)
     for study in studies:
-        check_writable(out / _folder(study.file, quick), _files(study))
+        check_writable(out / _folder(study.file, quick))
     grids = [study.quick if quick else study.grid for study in studies]
     every = [configuration for grid in grids for configuration in grid]
     if every:
@@ -148,10 +148,6 @@ def reproduce_all(
 def _folder(file: str, quick: bool) -> Path:
     """The folder of a study in its store; the quick version has one of its own."""
     return Path("studies", f"{file}-quick" if quick else file)
-
-
-def _files(study: Study) -> tuple[str, ...]:
-    return OUTCOME, *(f"{study.file}.{kind}" for kind in KINDS)
 
 
 def _concluded(study: Study, grid: Grid, out: Path, quick: bool) -> Outcome:
@@ -170,7 +166,7 @@ def _concluded(study: Study, grid: Grid, out: Path, quick: bool) -> Outcome:
         reason=study.reason,
         seconds=sum(row["seconds"] for row in (*runs.rows, *runs.left_out)),
     )
-    with replaced_directory(out / outcome.folder, _files(study)) as beside:
+    with replaced_directory(out / outcome.folder) as beside:
         draw(study, runs, beside)
         text = json.dumps(outcome.to_dict(), indent=1, allow_nan=False)
         (beside / OUTCOME).write_text(text + "\n", encoding="utf-8")

@@ -65,6 +65,7 @@ def run(
     executor: str = "processes",
     workers: int | None = None,
     retry: bool = False,
+    old: bool = False,
     progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Summary:
     """Do every run of a grid that is not yet in the directory ``out``.
@@ -76,6 +77,7 @@ def run(
         executor: serial, processes, dask, or the address of a Dask scheduler, tcp://host:port.
         workers: how many processes, by default one for each core.
         retry: do runs again that failed.
+        old: put also runs that other source did, of Lowland or of the user's, into the table.
         progress: called now and then.
     """
     began = time.perf_counter()
@@ -105,7 +107,7 @@ def run(
         failed={name: row["reason"] for name, row in rows.items() if row["status"] == "failed"},
         unconverged=_unconverged(rows.values()),
         damaged=damaged,
-        files=store.export(),
+        files=store.export(old=old),
         seconds=time.perf_counter() - began,
     )
 

@@ -17,7 +17,7 @@ TRAINING_ROOMS = frozenset({"losses", "batches", "data", "optim", "training", "e
 # Rooms that say, show, hand out or keep what others compute. All the rest decides what is recorded
 # of a run: a new room counts until it is named here.
 SILENT_ROOMS = frozenset(
-    {"__init__", "__main__", "errors", "atomic", "report", "comparison"}
+    {"__init__", "__main__", "errors", "atomic", "manifest", "report", "comparison"}
     | {"sweep", "studies", "integrations", "cli"}
 )
 
@@ -54,9 +54,28 @@ def code_digest(rooms: frozenset[str] | None = None, package: Path = _PACKAGE) -
 
 def _code(configuration: Configuration, own: str) -> dict[str, str]:
     """The digest of our own code, and of each file that functions of the user come from."""
-    names = {name: getattr(configuration, name) for name in ("data", "network", "loss")}
-    users = {name: _users_code(path, name) for name, path in names.items() if ":" in path}
+    users = users_code(configuration)
     return {"lowland": own, **{f"{name} source": digest for name, digest in users.items()}}
+
+
+def users_code(configuration: Configuration) -> dict[str, str]:
+    """The digest of the file that each function of the user comes from, by its setting."""
+    names = {name: getattr(configuration, name) for name in ("data", "network", "loss")}
+    return {name: _users_code(path, name) for name, path in names.items() if ":" in path}
+
+
+def is_current(run: Mapping[str, Any]) -> bool | None:
+    """Whether a stored run was done by the code that is here now: Lowland's and the user's.
+
+    None if that cannot be told, because a file of the user's is not here.
+    """
+    code = run.get("code") or {}
+    if code.get("source") != code_digest():
+        return False
+    now = {name: source_digest(run["configuration"][name]) for name in code.get("users", {})}
+    if any(digest and digest != code["users"][name] for name, digest in now.items()):
+        return False
+    return True if all(now.values()) else None
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 from lowland import __version__
 from lowland.errors import InputError
 from lowland.experiment.configuration import Configuration
-from lowland.sweep.keys import code_digest, key, key_of, training_key
+from lowland.sweep.keys import code_digest, key, key_of, training_key, users_code
 from lowland.sweep.store import Store
 
 # Networks of a stack: more gain little, and a stack is what an interrupt can cost. Convolutions
@@ -39,7 +39,12 @@ def document(
         "reason": failure or note,
         "results": {"training": training_key(run), **(results or {})},
         "seconds": seconds,
-        "code": {"lowland": __version__, "source": code_digest(), "torch": version("torch")},
+        "code": {
+            "lowland": __version__,
+            "source": code_digest(),
+            "users": users_code(run),
+            "torch": version("torch"),
+        },
     }
 
 

@@ -1,79 +1,38 @@
 """One run on disk: a directory of files, with a list of their checksums."""
 
-import contextlib
-import hashlib
 import json
 import math
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-RUN, SUMS, REPORT = "run.json", "SHA256SUMS", "report.html"
+from lowland.manifest import Damaged, check_files, read_checked, read_sums, reading
 
-_SUM = re.compile(r"([0-9a-f]{64}) [ *](.+)")
-
-
-class Damaged(Exception):
-    """A run is not as it was written; the text says which file is wrong, and how."""
+RUN = "run.json"
 
 
 def damage_of(folder: Path) -> str | None:
     """What is wrong with a run, or None if it is whole."""
     try:
-        with _reading(folder):
-            read_run(folder)
-            sums = _read_sums(folder)
-            there = {name for name in os.listdir(folder) if not is_litter(name)}
-            for name in sorted(there - sums.keys() - {SUMS, REPORT}):
-                raise Damaged(f"{name} is not in {SUMS}")
-            for name, expected in sorted(sums.items()):
-                with open(folder / name, "rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                        raise Damaged(f"{name} does not match {SUMS}")
-    except Damaged as wrong:
-        return str(wrong)
+        read_run(folder)
+        check_files(folder)
+    except Damaged as damage:
+        return str(damage)
     return None
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The document of a run, checked against its checksum."""
-    with _reading(folder):
-        content = (folder / RUN).read_bytes()
-        if sha256(content) != _read_sums(folder).get(RUN):
-            raise Damaged(f"{RUN} does not match {SUMS}")
-        run = json.loads(content)
-        if not isinstance(run, dict) or run.get("key") != folder.name:
-            raise Damaged(f"{RUN} belongs to another run")
-        return run
-
-
-def _read_sums(folder: Path) -> dict[str, str]:
-    lines = (folder / SUMS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    matches = [_SUM.fullmatch(line) for line in lines]
-    if not all(matches):
-        raise Damaged(f"{SUMS} is not a list as of sha256sum")
-    return {match[2]: match[1] for match in matches if match}
-
-
-@contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Raise Damaged for a file of the run that is missing, unreadable or no text."""
+    with reading(folder):
+        (folder / RUN).stat()  # of all that a run can lack, this is named first
+    content = read_checked(folder, RUN, read_sums(folder).get(RUN))
     try:
-        yield
-    except FileNotFoundError as error:
-        raise Damaged(f"{Path(error.filename).name} is missing") from error
-    except OSError as error:
-        name = Path(error.filename or folder).name
-        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+        run = json.loads(content)
     except ValueError as error:
-        raise Damaged(f"{RUN} or {SUMS} is no text as it was written: {error}") from error
-
-
-def is_litter(name: str) -> bool:
-    """Whether a file manager or an unfinished ``write_file`` of ours leaves such a name."""
-    return name.startswith(".lowland-") or name in (".DS_Store", "Thumbs.db", "desktop.ini")
+        raise Damaged(f"{RUN} is no JSON: {error}") from error
+    if not isinstance(run, dict) or run.get("key") != folder.name:
+        raise Damaged(f"{RUN} belongs to another run")
+    return run
 
 
 def as_text(document: Mapping[str, Any]) -> str:
@@ -92,8 +51,3 @@ def with_floats(value: Any, change: Callable[[float], Any]) -> Any:
     if isinstance(value, list | tuple):
         return [with_floats(inner, change) for inner in value]
     return change(value) if isinstance(value, float) else value
-
-
-def sha256(content: bytes) -> str:
-    """The checksum of a file, as ``sha256sum`` prints it."""
-    return hashlib.sha256(content).hexdigest()

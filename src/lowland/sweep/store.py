@@ -21,17 +21,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from lowland.atomic import write_file
 from lowland.errors import InputError
+from lowland.manifest import SUMS, Damaged, check_name, is_litter, sha256, sums_text
+from lowland.sweep.keys import is_current
 from lowland.sweep.lock import RunLock, acquire, is_locked
-from lowland.sweep.record import (
-    RUN,
-    SUMS,
-    Damaged,
-    as_text,
-    damage_of,
-    is_litter,
-    read_run,
-    sha256,
-)
+from lowland.sweep.record import RUN, as_text, damage_of, read_run
 
 if TYPE_CHECKING:
     import pandas
@@ -79,10 +72,13 @@ class Store:
     def write(self, key: str, run: Mapping[str, Any], files: Mapping[str, bytes]) -> bool:
         """Keep a run and its files under a key; False if a whole run is there already.
 
-        A damaged run in its place is set aside. Numbers in ``run`` that are not finite become
-        null, as JSON has no name for them.
+        Files lie in the run's own directory: a name that would leave it is refused. A damaged run
+        in its place is set aside. Numbers in ``run`` that are not finite become null, as JSON has
+        no name for them.
         """
         target = self.path(key)
+        for name in files:
+            check_name(name)
         run = dict(run, key=key)
         contents = {**files, RUN: as_text(run).encode()}
         with _writing(f"the run {target}"):
@@ -90,8 +86,8 @@ class Store:
             try:
                 for name, content in contents.items():
                     _write(beside / name, content)
-                lines = (f"{sha256(contents[name])}  {name}\n" for name in sorted(contents))
-                sums.write("".join(lines).encode())
+                digests = {name: sha256(content) for name, content in contents.items()}
+                sums.write(sums_text(digests).encode())
                 sums.flush()
                 os.fsync(sums.fileno())
                 _sync(beside)
@@ -160,19 +156,23 @@ class Store:
 
     # --- the table of all runs -------------------------------------------------------------------
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self, *, old: bool = True) -> list[dict[str, Any]]:
         """A flat row for each run, in the order of keys, all with the same columns.
 
         They are key, status, the configuration, the results, seconds and reason; None where a run
         has no such value. Mappings within become dotted names, and lists their JSON text. A name
-        that was taken before gets its part in front, such as ``results.epochs``.
+        that was taken before gets its part in front, such as ``results.epochs``. The last two are
+        ``code``, equal for runs of the same source (of Lowland, then of the user's files), and
+        ``current``, whether that is the source that is here now; None if the user's is not here.
+        Without ``old``, runs of other source are left out.
         """
-        runs = list(self._documents())
+        runs = [(run, is_current(run)) for run in self._documents()]
+        runs = [(run, current) for run, current in runs if old or current is not False]
         parts = {
-            part: [dict(_flat(run.get(part) or {})) for run in runs]
+            part: [dict(_flat(run.get(part) or {})) for run, _ in runs]
             for part in ("configuration", "results")
         }
-        taken = {"key", "status", "seconds", "reason"}
+        taken = {"key", "status", "seconds", "reason", "code", "current"}
         columns: dict[str, dict[str, str]] = {}
         for part, flat in parts.items():
             names = dict.fromkeys(name for values in flat for name in values)
@@ -189,21 +189,26 @@ class Store:
                 },
                 "seconds": run.get("seconds"),
                 "reason": run.get("reason"),
+                "code": _code_of(run),
+                "current": current,
             }
-            for i, run in enumerate(runs)
+            for i, (run, current) in enumerate(runs)
         ]
 
-    def table(self) -> "pandas.DataFrame":
-        """The rows as a data frame."""
+    def table(self, *, old: bool = False) -> "pandas.DataFrame":
+        """The rows as a data frame; with ``old``, also those of runs that other source did."""
         import pandas
 
-        rows = self.rows()
+        rows = self.rows(old=old)
         return pandas.DataFrame(rows, columns=list(rows[0] if rows else ("key", "status")))
 
-    def export(self, directory: str | Path | None = None) -> list[Path]:
-        """Write results.csv, and results.parquet if pyarrow or fastparquet is installed."""
+    def export(self, directory: str | Path | None = None, *, old: bool = False) -> list[Path]:
+        """Write results.csv, and results.parquet if pyarrow or fastparquet is installed.
+
+        With ``old``, they also have rows of runs that other source did.
+        """
         directory = self.directory if directory is None else Path(directory)
-        table = self.table()
+        table = self.table(old=old)
         with _writing(f"the table of runs in {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
             written = [directory / "results.csv"]
@@ -345,6 +350,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", json.dumps(value) if isinstance(value, list) else value
+
+
+def _code_of(run: Mapping[str, Any]) -> str | None:
+    """The digests of the source that did a run: of Lowland, then of the user's files."""
+    code = run.get("code") or {}
+    return "+".join(filter(None, [code.get("source"), *code.get("users", {}).values()])) or None
 
 
 def _write_parquet(table: "pandas.DataFrame", target: Path) -> None:
