@@ -138,7 +138,7 @@ def _nearest(queries: Tensor, candidates: Tensor, marks: Tensor, digests: Tensor
     return torch.cat(parts)
 
 
-def _labels(problem: Problem) -> dict[Split, Tensor] | None:
+def _labels(problem: Problem) -> dict[str, Tensor] | None:
     """One whole number per sample, equal where the labels are; None if the targets are no labels.
 
     Labels are whole numbers, one per sample, or rows of two values: 0 and 1, or -1 and 1.

@@ -80,8 +80,8 @@ def _why(results: Results) -> str:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
     if duality.targets_dominate:
         return (
-            "It comes mostly from test samples whose targets differ from those of their partners in "
-            f"training ({number(duality.totals.target_gap, 3)}, against "
+            "It comes mostly from test samples whose targets differ from those of their partners "
+            f"in training ({number(duality.totals.target_gap, 3)}, against "
             f"{number(duality.paired_gap, 3)} from their inputs), so it stays open {unknown}."
         )
     layer = f"layer '{duality.layer}'"
