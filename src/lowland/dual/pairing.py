@@ -146,16 +146,15 @@ def _labels(problem: Problem) -> dict[str, Tensor] | None:
     train, test = (problem.data(split).targets for split in ("train", "test"))
     if all(y.ndim == 1 and not y.is_floating_point() for y in (train, test)):
         return {"train": train, "test": test}
-    if not (_is_binary(train) and _is_binary(test) and train.shape[1:] == test.shape[1:]):
+    if train.shape[1:] != test.shape[1:]:
         return None
-    rows = torch.cat([(y > 0).reshape(len(y), -1) for y in (train, test)])
-    labels = rows.to(torch.uint8).unique(dim=0, return_inverse=True)[1]
+    both = torch.cat([train, test])
+    is_one = both == 1
+    if not ((is_one | (both == 0)).all() or (is_one | (both == -1)).all()):
+        return None
+    rows = is_one.reshape(len(both), -1).to(torch.uint8)
+    labels = rows.unique(dim=0, return_inverse=True)[1]
     return {"train": labels[: len(train)], "test": labels[len(train) :]}
-
-
-def _is_binary(targets: Tensor) -> bool:
-    is_one = targets == 1
-    return bool((is_one | (targets == 0)).all() or (is_one | (targets == -1)).all())
 
 
 def _digests(problem: Problem, split: Split) -> Tensor:
