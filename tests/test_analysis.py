@@ -33,7 +33,7 @@ def test_an_analysis_holds_what_the_rooms_compute():
     assert results.duality.sharp == expected.sharp
     assert results.outcome.gap == pytest.approx(expected.gap)
     np.testing.assert_array_equal(results.duality.sigma_g, expected.sigma_g)
-    assert list(checks(analysis).values()) == [True] * 4
+    assert list(checks(analysis).values()) == [True] * 5
     assert analysis.answer.count(". ") == 1
     assert [row.layer for row in results.layer_rows] == ["0", "2", "4"]
     for row, split in zip(results.layer_rows, ll.duality(problem).values(), strict=True):
@@ -215,6 +215,7 @@ def test_a_path_around_the_layer_fails_its_check():
         "The dual weights reproduce the activities": True,
         "The dual weights reproduce the losses": False,
         "Eq. 12 holds both ways": True,
+        "The pairs stand for all samples": True,
     }
     assert not around.results.duality.trusted
     # unless it is named, another layer is taken
@@ -252,6 +253,84 @@ def test_directions_that_may_be_missing_are_a_failed_check(angle):
     check = next(check for check in analysis.results.checks if check.name == name)
     assert check.value == pytest.approx(math.tan(radians), rel=1e-3)
     assert check.passed == (angle < 45)
+
+
+STAND = "The pairs stand for all samples"
+
+
+def classifier(seed: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Problem:
+    torch.manual_seed(seed)
+    leaky = nn.LeakyReLU(0.3)  # no unit is dead: what is far away has a large loss
+    model = nn.Sequential(nn.Linear(3, 5), leaky, nn.Linear(5, 4), leaky, nn.Linear(4, 2))
+    return Problem(model.double(), train=train, test=test)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_that_are_not_typical_of_the_data_are_a_failed_check(seed):
+    """Half of the training data lie far away, with wrong labels, and are nobody's partner."""
+    g = torch.Generator().manual_seed(seed)
+    near, Z, far = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (60, 40, 60))
+    problem = classifier(seed, (near, near[:, 0].gt(0).long()), (Z, Z[:, 0].gt(0).long()))
+    far = 50 + far
+    wrong = 1 - problem.model(far).argmax(1)
+    X, y = torch.cat([near, far]), torch.cat([near[:, 0].gt(0).long(), wrong])
+    problem = classifier(seed, (X, y), (Z, Z[:, 0].gt(0).long()))
+    analysis = ll.analyze(problem, "2", measures=[], brief=True)
+    (check,) = (check for check in analysis.results.checks if check.name == STAND)
+    losses = [nn.functional.cross_entropy(problem.model(X), y, reduction="none").detach()]
+    losses += [problem.losses("test")]
+    gap, paired = losses[1].mean() - losses[0].mean(), analysis.results.duality.paired_gap
+    assert gap < 0
+    assert not check.passed
+    partners = losses[0][ll.pair(problem).train].mean()
+    assert check.value == pytest.approx(float(losses[0].mean() - partners))
+    assert f"{float(gap):.3g}" in check.meaning
+    assert analysis.results.duality.excluded or f"{paired:.3g}" in check.meaning
+    assert sum(not one.passed for one in analysis.results.checks) == 1
+
+
+def test_pairs_by_chance_fail_as_seldom_as_two_standard_errors():
+    """Labels by chance, so that partners have losses like any other training sample's."""
+    passed = []
+    for seed in range(40):
+        g = torch.Generator().manual_seed(seed)
+        X, Z = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (80, 40))
+        y, z = (torch.randint(0, 2, (n,), generator=g) for n in (80, 40))
+        results = ll.analyze(classifier(seed, (X, y), (Z, z)), "2", measures=[], brief=True).results
+        passed += [check.passed for check in results.checks if check.name == STAND]
+    assert len(passed) == 40
+    assert sum(passed) >= 34
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_targets_make_most_of_the_gap_no_shares_are_given(seed):
+    """Test targets with noise that the training targets have not: only they make a gap."""
+    g = torch.Generator().manual_seed(seed)
+    X, Z = (torch.rand(n, 2, generator=g, dtype=torch.float64) for n in (80, 40))
+    noise = torch.randn(40, 1, generator=g, dtype=torch.float64)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+    model = model.double()
+    with torch.no_grad():
+        y, z = model(X), model(Z)
+    found = {}
+    for size in (0.0, 1.0):
+        problem = Problem(model, "mse", (X, y + 0.05), (Z, z + 0.05 + size * noise))
+        analysis = ll.analyze(problem, "2", measures=["gap"], brief=True)
+        split = analysis.results.duality
+        assert split.trusted
+        assert split.eq9 == pytest.approx(split.paired_gap, rel=1e-9)
+        found[size] = analysis
+    split = found[1.0].results.duality
+    assert split.targets_dominate
+    partner = ll.pair(problem).train
+    expected = (y[partner] - z - 0.05 - noise).square().mean() - 0.05**2
+    assert split.totals.target_gap == pytest.approx(float(expected))
+    answer = found[1.0].answer
+    why = answer[answer.index(").") + 2 :]
+    assert why.strip().startswith("It comes mostly from test samples whose targets differ")
+    assert "%" not in why
+    assert not found[0.0].results.duality.targets_dominate or "mostly" in found[0.0].answer
 
 
 # --- errors and odd cases ------------------------------------------------------------------------

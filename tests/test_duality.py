@@ -411,7 +411,8 @@ def test_a_linear_network_in_closed_form():
     partner = torch.cdist(Xt, X).argmin(1)
     x = X[partner]
     dW = torch.einsum("ko,ki->koi", (Xt - x) @ W.T, x / x.square().sum(1, keepdim=True)).flatten(1)
-    dl = ((Xt @ W.T @ V.T - Yt) ** 2).mean(1) - ((x @ W.T @ V.T - Y[partner]) ** 2).mean(1)
+    # at the test samples' targets: no weight stands for another one
+    dl = ((Xt @ W.T @ V.T - Yt) ** 2).mean(1) - ((x @ W.T @ V.T - Yt) ** 2).mean(1)
     w = dW @ E
     gn = w * (dl / dW.square().sum(1))[:, None]
     sigma_g = gn.std(0, unbiased=False)
@@ -427,6 +428,10 @@ def test_a_linear_network_in_closed_form():
     outputs = x @ W.T @ V.T
     other = ((outputs - Yt) ** 2).mean(1) - ((outputs - Y[partner]) ** 2).mean(1)
     assert found.totals.target_gap == pytest.approx(float(other.mean()))
+    whole = ((Xt @ W.T @ V.T - Yt) ** 2).mean() - ((outputs - Y[partner]) ** 2).mean()
+    assert found.paired_gap + found.totals.target_gap == pytest.approx(float(whole))
+    assert found.totals.dual_gap == pytest.approx(found.paired_gap)
+    assert found.eq9 == pytest.approx(found.paired_gap, rel=1e-10)
 
 
 def test_whole_numbers_of_other_libraries_are_numbers_of_directions():

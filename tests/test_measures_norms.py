@@ -498,3 +498,56 @@ def test_noise_robustness_of_a_model_with_two_inputs_and_of_tokens():
     assert values[0] == pytest.approx(values[1], rel=1e-8)
     assert values[0] != 0
     assert "floating-point inputs" in reason(CASES["transformer"].problem(), "noise_robustness")
+
+
+# Normalisations, whose scale can be moved into the next layer
+
+
+def normalised(depth, seed):
+    """Convolutions with BatchNorm and ReLU, fitted: depth of them, then a dense layer."""
+    torch.manual_seed(seed)
+    X = torch.randn(30, 2, 4, 4, dtype=torch.float64)
+    modules = []
+    for i in range(depth):
+        modules += [nn.Conv2d(3 if i else 2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()]
+    model = nn.Sequential(*modules, nn.Flatten(), nn.Linear(48, 3)).double()
+    y = torch.arange(30) % 3
+    optimizer = torch.optim.Adam(model.parameters(), 0.03)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        model[1].weight[0] *= -1  # a scale has a sign
+        model(X)
+    optimizer.zero_grad()
+    return Problem(model.eval(), train=(X, y), test=(X + 0.1, y))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_claims_hold_where_a_normalisation_stands_between_layers(depth, seed):
+    problem = normalised(depth, seed)
+    names = ["frobenius_norms", "spectral_norms", "spectral_complexity", "weight_norm"]
+    with torch.no_grad():  # so that nine of ten are classified well, whatever the seed
+        labels = problem.model(problem.train.take(slice(None)).inputs).argmax(1)
+    X = problem.train.take(slice(None)).inputs
+    problem = Problem(problem.model, train=(X, labels), test=(X + 0.1, labels))
+    found = ll.stress(problem, names, factor=100.0)
+    assert found.moves["weight_norm"]["layers"].moved
+    for name in names[:3]:
+        assert found.moves[name]["layers"].verdict == "same", name
+        assert found.moves[name]["layers"].claimed
+    assert found.broken() == []
+
+
+def test_a_scale_counts_with_the_layer_after_it():
+    problem = normalised(1, 0)
+    conv, norm, _, _, dense = problem.model
+    after = dense.weight.detach() * norm.weight.detach().abs().repeat_interleave(16)
+    first = conv.weight.detach().flatten(1)
+    found = row(problem, "frobenius_norms")
+    assert found.parts == pytest.approx({"0": float(first.norm()), "4": float(after.norm())})
+    found = row(problem, "spectral_norms")
+    expected = float(torch.linalg.matrix_norm(first, 2) * torch.linalg.matrix_norm(after, 2))
+    assert found.value == pytest.approx(expected)

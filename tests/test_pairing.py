@@ -1,5 +1,6 @@
 """Pairs against brute force: both ways, in input and in feature space, with labels and without."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -131,3 +132,122 @@ def test_labels_are_known_by_the_targets_whatever_the_loss():
     found = ll.pair(problem)
     assert "of the same label" in found.rule
     assert torch.equal(y[:40][found.train], y[40:][found.test])
+
+
+# --- labels that are no class numbers ------------------------------------------------------------
+
+
+def binary_targets(kind: str, n: int, g: torch.Generator) -> torch.Tensor:
+    columns = {"single": 1, "column": 1, "multi": 3, "signs": 1, "whole": 3}[kind]
+    y = torch.randint(0, 2, (n, columns), generator=g)
+    if kind == "signs":
+        y = 2 * y - 1
+    return y[:, 0].double() if kind == "single" else y if kind == "whole" else y.double()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["single", "column", "multi", "signs", "whole"])
+def test_targets_of_two_values_are_labels_whatever_their_type(kind, seed):
+    g = torch.Generator().manual_seed(seed)
+    X, Z = (torch.randn(n, 4, generator=g, dtype=torch.float64) for n in (60, 30))
+    y, z = (binary_targets(kind, n, g) for n in (60, 30))
+
+    def loss(outputs, targets):
+        return (outputs.sum(1) - targets.view(len(targets), -1).sum(1)).square()
+
+    problem = Problem(nn.Linear(4, 3).double(), loss, (X, y), (Z, z))
+    found = ll.pair(problem)
+    assert "of the same label" in found.rule
+    assert torch.equal(y[found.train], z[found.test])
+    distance = torch.cdist(Z, X)
+    distance[(y.view(60, -1)[None] != z.view(30, -1)[:, None]).any(2)] = torch.inf
+    assert torch.equal(found.train, distance.argmin(1))
+    assert ll.duality(problem, "").totals.target_gap == 0
+    near = ll.duality(problem, "", pairs=ll.pair(problem, same_label=False))
+    assert near.totals.target_gap != 0
+
+
+def test_rows_of_many_labels_without_partners_are_none_unless_asked_for():
+    g = torch.Generator().manual_seed(0)
+    X, Z = (torch.randn(n, 4, generator=g) for n in (40, 20))
+    y, z = (torch.randint(0, 2, (n, 30), generator=g).float() for n in (40, 20))
+    z[0] = y[7]
+    problem = Problem(nn.Linear(4, 30), nn.BCEWithLogitsLoss(), (X, y), (Z, z))
+    found = ll.pair(problem)
+    assert "label" not in found.rule
+    assert (len(found), found.unpaired) == (20, 0)
+    asked = ll.pair(problem, same_label=True)
+    assert (asked.train.tolist(), asked.test.tolist(), asked.unpaired) == ([7], [0], 19)
+
+
+# --- ties ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("values", ["binary", "thirds"])
+def test_the_order_of_the_data_moves_no_part(values, seed):
+    """Of binary inputs most have several nearest partners; sums of thirds tie up to rounding."""
+    g = torch.Generator().manual_seed(seed)
+    levels = 2 if values == "binary" else 4
+
+    def draw(n):
+        X = torch.randint(0, levels, (n, 7), generator=g).double() / max(1, levels - 1)
+        return X, (X[:, :3].sum(1) + 0.3 * torch.randn(n, generator=g).double() > 1.4).long()
+
+    train, test = draw(70), draw(40)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    model = model.double()
+    nn.utils.vector_to_parameters(
+        3 * nn.utils.parameters_to_vector(model.parameters()), model.parameters()
+    )
+    before = ll.duality(Problem(model, train=train, test=test), "2", n_sharp=3)
+    distance = torch.cdist(test[0], train[0], compute_mode="donot_use_mm_for_euclid_dist")
+    distance[test[1][:, None] != train[1][None]] = torch.inf
+    ties = (distance <= distance.amin(1, keepdim=True) + 1e-9).sum(1)
+    assert (ties > 1).double().mean() > 0.1  # the test has teeth
+    for moved in range(3):
+        orders = [
+            torch.randperm(n, generator=g) if moved != side else torch.arange(n)
+            for side, n in enumerate((70, 40))
+        ]
+        other = Problem(
+            model, train=[t[orders[0]] for t in train], test=[t[orders[1]] for t in test]
+        )
+        pairs = ll.pair(other)
+        assert (
+            distance[orders[1][pairs.test], orders[0][pairs.train]]
+            <= distance.amin(1)[orders[1]] + 1e-9
+        ).all()
+        after = ll.duality(other, "2", n_sharp=3)
+        for key in ("gap", "paired_gap", "eq9", "eq11", "sharp", "flat"):
+            assert getattr(after, key) == pytest.approx(
+                getattr(before, key), rel=1e-8, abs=1e-10
+            ), key
+        np.testing.assert_allclose(after.sigma_g, before.sigma_g, rtol=1e-6, atol=1e-10)
+
+
+def test_ties_are_drawn_evenly():
+    """All training samples are equally near, so each should be the partner of about as many."""
+    X = torch.eye(8, dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    Z = torch.randn(800, 1, generator=g, dtype=torch.float64).expand(800, 8)
+    problem = Problem(
+        nn.Linear(8, 2).double(),
+        train=(X, torch.zeros(8).long()),
+        test=(Z, torch.zeros(800).long()),
+    )
+    counts = torch.bincount(ll.pair(problem).train, minlength=8)
+    assert counts.min() > 60  # 100 on average, with a standard deviation of 9
+    assert counts.max() < 140
+
+
+def test_a_far_sample_does_not_make_ties_of_others():
+    """Rounding is relative to each distance: one outlier must not blur all the rest."""
+    g = torch.Generator().manual_seed(0)
+    X, Z = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (50, 30))
+    far = torch.cat([X, torch.full((1, 3), 1e6, dtype=torch.float64)])
+    y, z = torch.zeros(51).long(), torch.zeros(30).long()
+    found = ll.pair(Problem(nn.Linear(3, 2).double(), train=(far, y), test=(Z, z)))
+    distance = torch.cdist(Z, X, compute_mode="donot_use_mm_for_euclid_dist")
+    assert torch.equal(found.train, distance.argmin(1))

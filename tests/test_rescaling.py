@@ -279,3 +279,44 @@ def test_clipped_units_are_not_balanced():
     problem = Problem(model, train=(X, torch.arange(600) % 3))
     with pytest.raises(InputError, match="cannot be balanced"):
         balanced(problem)
+
+
+# --- at the factor that is asked for -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["layers", "units"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_clips_only_at_large_factors_is_not_rescaled_by_them(by, seed):
+    """Units that stay below the clip of ReLU6 when multiplied by 30, but not by 100,000."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.randn(40, 4, generator=g, dtype=torch.float64)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU6(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[0].weight.mul_(0.02)
+        model[0].bias.mul_(0.02)
+    problem = Problem(model, train=(X, torch.arange(40) % 3), test=(X, torch.arange(40) % 3))
+    assert len(joints(problem)) == 1
+    torch.testing.assert_close(outputs(ll.rescale(problem, by, 10.0)), outputs(problem))
+    with pytest.raises(InputError, match=r"can be rescaled by a factor of|another function"):
+        ll.rescale(problem, by, 1e5)
+
+
+def test_a_sample_that_only_the_whole_data_have_forbids_the_factor():
+    """Joints are tried on 256 samples: the 300th, which is clipped, is seen by the last look."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU6(), nn.Linear(6, 3)).double()
+    X = 1e-5 * torch.randn(400, 4, dtype=torch.float64)
+    X[300:] *= 1e4
+    with torch.no_grad():
+        model[0].bias.zero_()
+    problem = Problem(model, train=(X, torch.arange(400) % 3))
+    assert len(joints(problem, 1000.0)) == 1
+    with pytest.raises(InputError, match="another function on the training data"):
+        ll.rescale(problem, "layers", 1000.0)
+
+
+def test_outputs_that_overflow_are_not_the_same():
+    problem = CASES["mlp-relu"].problem(n=12, dtype=torch.float32)
+    with pytest.raises(InputError, match=r"can be rescaled by|another function"):
+        ll.rescale(problem, "layers", 1e30)

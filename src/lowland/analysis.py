@@ -1,6 +1,7 @@
 """Everything at once: measure a problem, explain its gap, save it, show it."""
 
 import hashlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils import _pytree as pytree
 
 from lowland import __version__
@@ -20,7 +22,7 @@ from lowland.curvature import (
     layer,
     layers,
 )
-from lowland.dual import ALL_DIRECTIONS, Choice, Rule, choose, duality, layers_with_dual
+from lowland.dual import ALL_DIRECTIONS, Choice, Pairs, Rule, choose, duality, layers_with_dual
 from lowland.errors import InputError
 from lowland.findings import (
     TRUSTED,
@@ -123,7 +125,7 @@ def analyze(
         layers={},
         layer_rows=explained.layer_rows,
         measures=measured.rows(),
-        checks=_checks(explained.duality) if explained.duality is not None else (),
+        checks=explained.checks,
         notes=tuple(explained.notes),
     )
     analysis = Analysis(results, weights_bytes(problem.model))
@@ -153,6 +155,7 @@ class _Explained:
     duality: Decomposition | None = None
     balanced: Decomposition | None = None
     layer_rows: tuple[LayerRow, ...] = ()
+    checks: tuple[Check, ...] = ()
 
 
 def _explained(problem: Problem, layer_name: str | None, how: _How) -> _Explained:
@@ -177,10 +180,11 @@ def _explained(problem: Problem, layer_name: str | None, how: _How) -> _Explaine
         progress=how.progress,
     )
     notes = [*choice.notes, *_notes(split, choice)]
+    checks = (*_checks(split), _agreement(problem, choice.pairs))
     if how.brief:
-        return _Explained(notes, split)
+        return _Explained(notes, split, checks=checks)
     rows = _other_layers(problem, split, choice, how, notes)
-    return _Explained(notes, split, _balanced(problem, split, choice, how), rows)
+    return _Explained(notes, split, _balanced(problem, split, choice, how), rows, checks)
 
 
 def _notes(split: Decomposition, choice: Choice) -> list[str]:
@@ -203,7 +207,8 @@ def _notes(split: Decomposition, choice: Choice) -> list[str]:
     if abs(totals.target_gap) > TRUSTED * abs(totals.paired_gap):
         notes.append(
             "The partners have different targets, which alone change the loss by "
-            f"{totals.target_gap:.3g} of the paired gap {totals.paired_gap:.3g}."
+            f"{totals.target_gap:.3g}, beside the paired gap of {totals.paired_gap:.3g}: no "
+            "weight stands for that."
         )
     return notes
 
@@ -348,6 +353,32 @@ def _checks(split: Decomposition) -> tuple[Check, ...]:
         "relative to the mean square of the dual shifts.",
     )
     return (eq9, *checks, eq12)
+
+
+def _agreement(problem: Problem, pairs: Pairs) -> Check:
+    """Whether the gap of the paired samples is that of all samples.
+
+    Each side's mean loss over the pairs is a weighted mean, sum_i w_i l_i. If the weights had
+    nothing to do with the losses, it would differ from the plain mean over n samples by chance:
+    with the variance of l times sum_i (w_i - 1/n)^2.
+    """
+    means, plain, variance = {}, {}, 0.0
+    for split, chosen in (("train", pairs.train), ("test", pairs.test)):
+        losses = problem.losses(split).double().cpu()
+        weights = torch.bincount(chosen, minlength=len(losses)).double() / len(pairs)
+        means[split], plain[split] = float(weights @ losses), float(losses.mean())
+        apart = float((weights - 1 / len(losses)).square().sum())
+        variance += float(losses.var(correction=0)) * apart
+    gap, paired = (of["test"] - of["train"] for of in (plain, means))
+    return _check(
+        "The pairs stand for all samples",
+        abs(paired - gap),
+        max(TRUSTED * abs(gap), 2 * math.sqrt(variance)),
+        f"The gap of all samples is {gap:.3g}, that of the paired ones {paired:.3g}. They should "
+        f"differ by less than {TRUSTED:.0%} of the gap, or two standard errors of a choice by "
+        "chance: otherwise the partners are not typical of the training data, or many test samples "
+        "have none, and the parts are those of another gap.",
+    )
 
 
 def _check(name: str, value: float, limit: float, meaning: str) -> Check:

@@ -31,6 +31,9 @@ By = Literal["layers", "units", "norms", "split", "outputs"]
 _SWEEPS = 1000
 # Samples on which each joint is tried before all of them together are tried on all.
 _TRIED = 256
+# Joints are tried with factors between 1/30 and 30: what is nearly linear near 0, as tanh, is not
+# there. If larger factors are asked for, with those.
+_REACH = 30.0
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,19 @@ def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) ->
     }
     if by not in ways:
         raise InputError(f"by must be one of {', '.join(map(repr, ways))}; got {by!r}")
-    return ways[by](problem, factor, seed)
+    other = ways[by](problem, factor, seed)
+    if by != "outputs" and not _is_same(problem, other):
+        raise InputError(
+            f"rescaling by {by!r} with a factor of {factor:g} gives another function on the "
+            "training data: what is rescaled is not homogeneous at this size (an activation that "
+            "clips?), or the precision does not suffice; pass a smaller factor"
+        )
+    return other
 
 
 def _by_layers(problem: Problem, factor: float, seed: int) -> Problem:
     params = _params(problem)
-    for number, joint in enumerate(_some_joints(problem)):
+    for number, joint in enumerate(_some_joints(problem, factor)):
         scale = factor if number % 2 == 0 else 1 / factor
         params = joint.rescaled(
             params, torch.full((joint.units,), scale).to(problem.device).double()
@@ -126,7 +136,7 @@ def _by_layers(problem: Problem, factor: float, seed: int) -> Problem:
 def _by_units(problem: Problem, factor: float, seed: int) -> Problem:
     generator = torch.Generator().manual_seed(seed)
     params = _params(problem)
-    for joint in _some_joints(problem):
+    for joint in _some_joints(problem, factor):
         power = 2 * torch.rand(joint.units, generator=generator, dtype=torch.float64) - 1
         params = joint.rescaled(params, (factor**power).to(problem.device))
     return problem.at(params)
@@ -174,7 +184,7 @@ def _is_same(problem: Problem, other: Problem, factor: float = 1.0) -> bool:
         for batch in problem.batches("train"):
             before, after = problem.outputs(batch.inputs) * factor, other.outputs(batch.inputs)
             limit = torch.finfo(problem.dtype).eps ** 0.5 * before.abs().max()
-            if (after - before).abs().max() > limit:
+            if not (after - before).abs().max() <= limit:  # NaN is not the same
                 return False
     return True
 
@@ -224,12 +234,12 @@ def _params(problem: Problem) -> dict[str, Tensor]:
     return {name: p.double() for name, p in problem.params.items()}
 
 
-def _some_joints(problem: Problem) -> list[Joint]:
-    found = joints(problem)
+def _some_joints(problem: Problem, factor: float) -> list[Joint]:
+    found = joints(problem, max(_REACH, factor, 1 / factor))
     if not found:
         raise InputError(
-            "the model has no hidden units that can be rescaled: nothing positively homogeneous "
-            "(ReLU, pooling) lies between two of its layers alone"
+            f"the model has no hidden units that can be rescaled by a factor of {factor:g}: "
+            "nothing positively homogeneous (ReLU, pooling) lies between two of its layers alone"
         )
     return found
 
@@ -268,8 +278,11 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
     return pairs
 
 
-def joints(problem: Problem) -> list[Joint]:
-    """Where units can be rescaled: tried on some samples, so that only what holds is returned."""
+def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
+    """Where units can be rescaled: tried on some samples, so that only what holds is returned.
+
+    Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``.
+    """
     few = next(problem.batches("train")).map(lambda t: t[:_TRIED])
     generator = torch.Generator(device=problem.device).manual_seed(0)
     found = []
@@ -280,8 +293,7 @@ def joints(problem: Problem) -> list[Joint]:
             if not target.is_matrix or not _fits(source, target):
                 continue
             joint = Joint(source, target)
-            # Between 1/30 and 30: what is nearly linear near 0, as tanh, is not there.
-            scale = 30 ** torch.empty(
+            scale = reach ** torch.empty(
                 joint.units, device=problem.device, dtype=problem.dtype
             ).uniform_(-1, 1, generator=generator)
             tried = problem.outputs(few.inputs, joint.rescaled(problem.params, scale))

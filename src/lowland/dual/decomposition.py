@@ -189,9 +189,9 @@ def _decomposed(
 ) -> Decomposition:
     began = time.perf_counter()
     fitted = fit(paired, at.name, pairs)
-    every, train_loss = paired.shifts[at.name], paired.train_loss
+    every = paired.shifts[at.name]
     kept = every.size > 0
-    shifts, dl = every.where(kept), (paired.test_loss - train_loss)[kept]
+    shifts, dl = every.where(kept), paired.dl[kept]
     ratio = dl / shifts.size  # g_k = ratio_k dW_k, Eq. 7
     if known.complete:
         null = null_directions(known, problem.dtype)
@@ -234,8 +234,8 @@ def _decomposed(
         totals=Totals(
             gap=gap,
             paired_gap=float(dl.mean()),
-            dual_gap=float((shifts.dual_loss - train_loss[kept]).mean()),
-            target_gap=float((paired.target_loss - train_loss)[kept].mean()),
+            dual_gap=float((shifts.dual_loss - paired.target_loss[kept]).mean()),
+            target_gap=float((paired.target_loss - paired.train_loss)[kept].mean()),
             eq9=eq9,
             eq11=eq11,
             sharp=sharp,

@@ -14,19 +14,18 @@ class NoDual(InputError):
 
 def fit(paired: Paired, name: str, pairs: Pairs) -> Fit:
     """How well one layer's dual weights stand for the data; an error if no pair has any."""
-    every, train_loss, test_loss = paired.shifts[name], paired.train_loss, paired.test_loss
+    every, test_loss = paired.shifts[name], paired.test_loss
     kept = every.size > 0
     if not kept.any():
         raise NoDual(
             f"no pair has a dual shift in layer {name!r}: its inputs are all zero, or equal to "
             "their partners'"
         )
-    dl = test_loss - train_loss
     shifts = every.where(kept)
     return Fit(
         pairs=int(kept.sum()),
         excluded=int((~kept).sum()),
-        excluded_gap=float(dl[~kept].sum() / len(dl)),
+        excluded_gap=float((test_loss - paired.train_loss)[~kept].sum() / len(kept)),
         degenerate=_degenerate(every, pairs),
         positions=shifts.positions,
         rank=float(shifts.rank.double().mean()),
@@ -34,7 +33,7 @@ def fit(paired: Paired, name: str, pairs: Pairs) -> Fit:
         duality_residual=float(shifts.residual.max()),
         mean_residual=float(shifts.residual.mean()),
         loss_defect=_share(
-            (shifts.dual_loss - test_loss[kept]).abs().mean(), dl[kept].abs().mean()
+            (shifts.dual_loss - test_loss[kept]).abs().mean(), paired.dl[kept].abs().mean()
         ),
     )
 

@@ -1,10 +1,12 @@
 """Which training sample stands beside which test sample."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from lowland.curvature import (
     ForwardPass,
@@ -13,8 +15,12 @@ from lowland.curvature import (
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 
-# Distances held at once: 256 MiB in float64.
-_DISTANCES = 1 << 25
+# Distances held at once: 64 MiB in float64, and as much again for their errors and their ties.
+_DISTANCES = 1 << 23
+# 2^64 over the golden ratio, odd: a product with it spreads every bit (Knuth, Sec. 6.4).
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)
+# Rows of binary targets are labels if so many samples have a partner with the same row.
+_COMMON = 0.5
 
 Split = Literal["test", "train"]
 
@@ -47,15 +53,18 @@ def pair(
     """Pair samples with their nearest neighbour on the other side, by Euclidean distance.
 
     Distances are computed in float64, class by class and in chunks; no tests x train matrix is
-    ever held.
+    ever held. Of several that are equally near, to rounding, one is drawn by a hash of what both
+    samples hold: at random, but the same in whatever order the data come.
 
     Args:
         problem: with test data.
         each: ``"test"`` finds the nearest training sample for each test sample, as Feng & Tu do;
             ``"train"`` the nearest test sample for each training sample.
         space: ``None`` compares the network's inputs, a layer's name what that layer sees.
-        same_label: only samples of the same label are partners; by default where there are class
-            labels, one whole number per sample, which a regression has not.
+        same_label: only samples of the same label are partners; by default where there are labels,
+            which a regression has not. A label is one whole number per sample, or a row of zeros
+            and ones (or of -1 and 1) of any type. Where most samples would be left without a
+            partner, as with many labels per sample, such rows are no labels unless you say so.
 
     >>> X, y = torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 1, 0])
     >>> problem = Problem(torch.nn.Linear(1, 2), train=(X, y), test=(X + 0.9, y))
@@ -65,26 +74,36 @@ def pair(
     if each not in ("test", "train"):
         raise InputError(f"each must be 'test' or 'train'; got {each!r}")
     features = {split: _features(problem, split, space) for split in ("train", "test")}
-    labels = {split: problem.data(split).targets for split in ("train", "test")}
-    has_labels = all(y.ndim == 1 and not y.is_floating_point() for y in labels.values())
-    if same_label is None:
-        same_label = has_labels
-    if same_label and not has_labels:
+    digests = {split: _digests(problem, split) for split in ("train", "test")}
+    other = "train" if each == "test" else "test"
+    labels = _labels(problem)
+    if same_label and labels is None:
+        targets = problem.train.targets
         raise InputError(
-            "pairs of the same label need one class label per sample; the train targets have "
-            f"shape {tuple(labels['train'].shape)} and type {labels['train'].dtype}: pass "
+            "pairs of the same label need one class label per sample, or targets of 0 and 1; the "
+            f"train targets have shape {tuple(targets.shape)} and type {targets.dtype}: pass "
             "same_label=False"
         )
-    if not same_label:
-        labels = {s: torch.zeros(len(y), dtype=torch.long) for s, y in labels.items()}
+    if same_label is None:
+        same_label = labels is not None and (
+            problem.train.targets.ndim == 1
+            or float(torch.isin(labels[each], labels[other]).double().mean()) >= _COMMON
+        )
+    if labels is None or not same_label:
+        labels = {s: torch.zeros(len(x), dtype=torch.long) for s, x in features.items()}
 
-    other = "train" if each == "test" else "test"
     partner = torch.full((len(labels[each]),), -1)
     for label in labels[each].unique():
         there = (labels[other] == label).nonzero()[:, 0]
         here = (labels[each] == label).nonzero()[:, 0]
         if len(there):
-            partner[here] = there[_nearest(features[each][here], features[other][there])]
+            nearest = _nearest(
+                features[each][here],
+                features[other][there],
+                digests[each][here],
+                digests[other][there],
+            )
+            partner[here] = there[nearest]
     found = (partner >= 0).nonzero()[:, 0]
     if not len(found):
         raise InputError(
@@ -99,18 +118,60 @@ def pair(
     return Pairs(sides["train"], sides["test"], len(partner) - len(found), rule)
 
 
-def _nearest(queries: Tensor, candidates: Tensor) -> Tensor:
-    """For each query, which candidate is nearest."""
+def _nearest(queries: Tensor, candidates: Tensor, marks: Tensor, digests: Tensor) -> Tensor:
+    """For each query, which candidate is nearest; ``marks`` and ``digests`` decide between ties."""
     candidates = candidates.double()
     centre = candidates.mean(0)  # far from the origin squares would cancel
     candidates = candidates - centre
     squares = candidates.square().sum(1)
+    # The order of the data enters a distance by rounding alone, and that is at most this share.
+    rounding = (candidates.shape[1] + 4) * torch.finfo(torch.float64).eps
+    last = torch.iinfo(torch.int64).max
     parts = []
-    for some in queries.split(max(1, _DISTANCES // len(candidates))):
+    size = max(1, _DISTANCES // len(candidates))
+    for some, mark in zip(queries.split(size), marks.split(size), strict=True):
+        some = some.double() - centre
         # |q - c|^2 less |q|^2, which does not change which one is nearest
-        distance = torch.addmm(squares, some.double() - centre, candidates.T, alpha=-2)
-        parts.append(distance.argmin(1))
+        distance = torch.addmm(squares, some, candidates.T, alpha=-2)
+        error = rounding * (squares + some.square().sum(1, keepdim=True))
+        tied = distance - error <= (distance + error).amin(1, keepdim=True)
+        lots = (digests ^ mark.unsqueeze(1)) * _MIX  # wraps around: another one for each pair
+        parts.append(torch.where(tied, lots.to(tied.device), last).argmin(1))
     return torch.cat(parts)
+
+
+def _labels(problem: Problem) -> dict[str, Tensor] | None:
+    """One whole number per sample, equal where the labels are; None if the targets are no labels.
+
+    Labels are whole numbers, one per sample, or rows of two values: 0 and 1, or -1 and 1.
+    """
+    train, test = (problem.data(split).targets for split in ("train", "test"))
+    if all(y.ndim == 1 and not y.is_floating_point() for y in (train, test)):
+        return {"train": train, "test": test}
+    if train.shape[1:] != test.shape[1:]:
+        return None
+    both = torch.cat([train, test])
+    is_one = both == 1
+    if not ((is_one | (both == 0)).all() or (is_one | (both == -1)).all()):
+        return None
+    rows = is_one.reshape(len(both), -1).to(torch.uint8)
+    labels = rows.unique(dim=0, return_inverse=True)[1]
+    return {"train": labels[: len(train)], "test": labels[len(train) :]}
+
+
+def _digests(problem: Problem, split: Split) -> Tensor:
+    """A whole number for each sample, (N,), hashed from all that it holds: inputs and target."""
+    digests = []
+    for batch in problem.batches(split):
+        columns = [
+            # -0.0 and 0.0 are equal: of both, 0.0
+            (t.reshape(len(t), -1).double() + 0.0).cpu().contiguous().numpy()
+            for t in pytree.tree_leaves([batch.inputs, batch.targets])
+        ]
+        for row in zip(*columns, strict=True):
+            digest = hashlib.blake2b(b"".join(part.tobytes() for part in row), digest_size=8)
+            digests.append(int.from_bytes(digest.digest(), "little", signed=True))
+    return torch.tensor(digests)
 
 
 def _features(problem: Problem, split: Split, space: str | None) -> Tensor:

@@ -145,6 +145,15 @@ class Paired:
     test_loss: Tensor
     target_loss: Tensor  # of the training sample, had it the test sample's target
 
+    @property
+    def dl(self) -> Tensor:
+        """The change of the loss with the inputs, at the test sample's target, (K,).
+
+        No change of weights stands for another target. Where partners have the same one, it is the
+        difference of their losses.
+        """
+        return self.test_loss - self.target_loss
+
 
 def dual_shifts(
     problem: Problem, chosen: list[Layer], pairs: Pairs, cut: float | None = None

@@ -48,9 +48,9 @@ class Totals:
     """Sums over directions and means over pairs."""
 
     gap: float  # mean test loss - mean train loss
-    paired_gap: float  # mean over pairs of dl_k = l(test sample) - l(its partner)
+    paired_gap: float  # mean over pairs of dl_k = l(test sample) - l(partner), at the test's target
     dual_gap: float  # mean of l(w + dW_k, x_k) - l(w, x_k): what the dual weights make of it
-    target_gap: float  # of it, what the partners' other targets make; 0 where these are the same
+    target_gap: float  # what the partners' own targets add to the gap; 0 where they are the same
     eq9: float  # sum_n c sigma_g sigma_w + mu_g mu_w: the paired gap again
     eq11: float  # the same without the means
     sharp: float  # the part of eq11 in the n_sharp sharpest directions
@@ -69,7 +69,7 @@ class Fit:
 
     pairs: int  # that have a dual shift
     excluded: int  # pairs that have none, left out of every sum
-    excluded_gap: float  # what the excluded pairs carry: the sum of their dl_k over all pairs
+    excluded_gap: float  # what the excluded pairs carry: the sum of their gaps over all pairs
     degenerate: dict[str, int]  # odd cases by kind
     positions: int  # T, what a sample shows the layer
     rank: float  # mean number of singular values of X that the dual uses
@@ -189,8 +189,13 @@ class Decomposition:
 
     @property
     def paired_gap(self) -> float:
-        """Mean over pairs of the test sample's loss less its partner's."""
+        """Mean over pairs of the test sample's loss less its partner's, at the test's target."""
         return self.totals.paired_gap
+
+    @property
+    def targets_dominate(self) -> bool:
+        """Whether the partners' targets make more of the gap than their inputs, which are split."""
+        return abs(self.totals.target_gap) > abs(self.totals.paired_gap)
 
     @property
     def eq9(self) -> float:

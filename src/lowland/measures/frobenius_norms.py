@@ -3,7 +3,7 @@
 import math
 
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.layer_spectra import matrix_layers
+from lowland.measures.shared.layer_spectra import layer_matrices
 from lowland.problem import Problem
 
 
@@ -12,15 +12,17 @@ from lowland.problem import Problem
     family="norms",
     formula="prod_l |W_l|_F",
     definition="The product over dense and convolutional layers of the Euclidean length of the "
-    "weight, biases left out: it limits how large the outputs of a ReLU network can be.",
+    "weight, biases left out: it limits how large the outputs of a ReLU network can be. The scale "
+    "of a normalisation counts with the layer after it, where the two can be traded for each "
+    "other.",
     citation="Neyshabur, Tomioka & Srebro, COLT 2015",
     sharper="higher",
     invariant=("layers",),
 )
 def frobenius_norms(problem: Problem) -> Value:
-    """From the weights alone."""
+    """From the weights, with the scale of a normalisation counted in the layer after it."""
     norms = {
-        at.name: float(problem.params[at.parameter].double().norm())
-        for at in matrix_layers(problem)
+        name: float(matrix.norm())
+        for name, matrix in layer_matrices(problem, problem.params).items()
     }
     return Value(math.prod(norms.values()), "exact", parts=norms)

@@ -8,7 +8,7 @@ from torch import Tensor
 from lowland.errors import InputError
 from lowland.measures.margin import tenth_percentile
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.layer_spectra import matrix_layers, spectral
+from lowland.measures.shared.layer_spectra import layer_matrices, spectral
 from lowland.problem import Problem
 
 
@@ -18,7 +18,8 @@ from lowland.problem import Problem
     formula="prod_l s_l (sum_l (|W_l^T|_{2,1} / s_l)^(2/3))^(3/2) / margin",
     definition="Spectral norms s_l of the dense and convolutional layers with the row norms of "
     "their weights, over the margin of the training samples; activations count as Lipschitz with "
-    "constant 1. A part holds the same for the distance from the initial weights.",
+    "constant 1. The scale of a normalisation counts with the layer after it, where the two can be "
+    "traded for each other. A part holds the same for the distance from the initial weights.",
     citation="Bartlett, Foster & Telgarsky, NeurIPS 2017",
     sharper="higher",
     invariant=("layers", "outputs"),
@@ -37,16 +38,14 @@ def spectral_complexity(problem: Problem) -> Value:
         )
     product = math.prod(norms.values())
 
-    def complexity(weights: Mapping[str, Tensor]) -> float:
-        total = 0.0
-        for at in matrix_layers(problem):
-            rows = weights[at.parameter].flatten(1).norm(dim=1)
-            total += (float(rows.sum()) / norms[at.name]) ** (2 / 3)
+    def complexity(matrices: Mapping[str, Tensor]) -> float:
+        rows = {name: float(matrix.norm(dim=2).sum()) for name, matrix in matrices.items()}
+        total = sum((rows[name] / norms[name]) ** (2 / 3) for name in rows)
         return product * total**1.5 / gap
 
-    weights = {name: p.double() for name, p in problem.params.items()}
+    weights = layer_matrices(problem, problem.params)
     parts = {"margin": gap, "product": product}
     if problem.has_initial:
-        moved = {name: p - problem.initial[name].double() for name, p in weights.items()}
-        parts["from_initial"] = complexity(moved)
+        initial = layer_matrices(problem, problem.initial)
+        parts["from_initial"] = complexity({n: W - initial[n] for n, W in weights.items()})
     return Value(complexity(weights), "exact", parts=parts)

@@ -12,12 +12,14 @@ from lowland.problem import Problem
     family="norms",
     formula="prod_l s_l, s_l = max |W_l v|, |v| = 1",
     definition="The product over dense and convolutional layers of the weight's largest singular "
-    "value; for a convolution it is that of the kernel as a matrix (outputs, inputs x positions).",
+    "value; for a convolution it is that of the kernel as a matrix (outputs, inputs x positions). "
+    "The scale of a normalisation counts with the layer after it, where the two can be traded for "
+    "each other.",
     citation="Bartlett, Foster & Telgarsky, NeurIPS 2017",
     sharper="higher",
     invariant=("layers",),
 )
 def spectral_norms(problem: Problem) -> Value:
-    """From the weights alone."""
+    """From the weights, with the scale of a normalisation counted in the layer after it."""
     norms = spectral(problem)
     return Value(math.prod(norms.values()), "exact", parts=norms)

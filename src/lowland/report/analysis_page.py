@@ -54,7 +54,7 @@ def _cards(results: Results) -> list[list[Row]]:
     if duality is not None:
         for key, value in (("sharp", duality.sharp), ("flat", duality.flat)):
             share = ""
-            if duality.eq9 > 0 and math.isfinite(value):
+            if duality.eq9 > 0 and math.isfinite(value) and not duality.targets_dominate:
                 share = f"{numbers.percent(value / duality.eq9, 0)} of the paired gap"
             parts.append(_row(key, numbers.number(value), note=share, kind=key))
     sources = [
@@ -75,6 +75,7 @@ def _decomposition(duality: Decomposition | None) -> list[Row]:
     rows = [
         _row("gap", numbers.number(totals.gap)),
         _row("paired_gap", _spread(totals.paired_gap, totals.intervals.paired_gap)),
+        _row("target_gap", numbers.number(totals.target_gap)),
         _row("dual_gap", numbers.number(totals.dual_gap)),
         _row("eq9", numbers.number(totals.eq9)),
         _row("eq11", numbers.number(totals.eq11)),

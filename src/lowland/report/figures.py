@@ -40,7 +40,8 @@ def split(gap: float | None, duality: Decomposition) -> Figure:
         parts.append(("mean term", mean, MEAN))
     data = [bar("gap", "gap", gap, NEUTRAL, number(gap, 3)) | {"showlegend": False}]
     for name, value, colour in parts:
-        text = percent(value / whole, 0) if whole > 0 else number(value, 3)
+        shared = whole > 0 and not duality.targets_dominate
+        text = percent(value / whole, 0) if shared else number(value, 3)
         wide = abs(value) > 0.2 * max(abs(part) for _, part, _ in parts)
         data.append(bar(name, "paired gap", value, colour, text if wide else ""))
     caption = (

@@ -54,10 +54,17 @@ GLOSSARY: dict[str, Definition] = {
     "paired_gap": _duality(
         "Paired gap",
         "Every test sample is paired with the nearest training sample of the same label; this is "
-        "the mean difference of their losses. It is what the decomposition explains, and it "
-        "equals the gap only as far as the partners stand for the whole training set.",
+        "the mean difference of their losses, both for the test sample's target. It is what the "
+        "decomposition explains, and it equals the gap only as far as the partners stand for the "
+        "whole training set.",
         "ΔL = ⟨l(w, x′_{k}) − l(w, x_{k})⟩_{k}",
         "Sec. 3",
+    ),
+    "target_gap": Definition(
+        "Gap of the targets",
+        "What the partners' own targets add to the gap: no change of the weights stands for it. 0 "
+        "where samples are paired within their label.",
+        "⟨l(w, x_{k}, y′_{k}) − l(w, x_{k}, y_{k})⟩_{k}",
     ),
     "dual_gap": _duality(
         "Gap of the dual weights",

@@ -78,6 +78,12 @@ def _why(results: Results) -> str:
     unknown = "whether its sharp directions or its size carry the gap"
     if duality is None:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
+    if duality.targets_dominate:
+        return (
+            "It comes mostly from test samples whose targets differ from those of their partners "
+            f"in training ({number(duality.totals.target_gap, 3)}, against "
+            f"{number(duality.paired_gap, 3)} from their inputs), so it stays open {unknown}."
+        )
     layer = f"layer '{duality.layer}'"
     if not duality.trusted:
         misses = duality.fit.mean_residual, duality.fit.loss_defect  # of activities, of losses

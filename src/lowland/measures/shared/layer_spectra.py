@@ -1,14 +1,21 @@
-"""What measures of the layers' norms share: the layers that have one, and their spectral norms."""
+"""What measures of the layers' norms share: the layers, their matrices and spectral norms.
+
+The scale of a normalisation can be multiplied, and the layer after it divided, without a change of
+the function (Conv-BatchNorm-ReLU-Conv). A product over dense and convolutional layers alone would
+then be any number. Such a scale is counted with the layer that follows: the product is that of the
+same function with scales of 1 or -1.
+"""
+
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from lowland.curvature import (
-    Layer,
-    matrices,
-)
+from lowland.curvature import Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.measures.sharing import once
 from lowland.problem import Problem
+from lowland.rescaling import Joint, joints
 
 
 @once
@@ -29,13 +36,26 @@ def matrix_layers(problem: Problem) -> list[Layer]:
 
 
 @once
+def _scaled(problem: Problem) -> list[Joint]:
+    """Normalisations whose scale can be moved into the layer that follows."""
+    if not any(at.operation == "normalisation" for at in layers(problem).values()):
+        return []
+    return [joint for joint in joints(problem) if not joint.source.is_matrix]
+
+
+def layer_matrices(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each layer's weight as matrices (groups, out, in), with the scale that stands before it."""
+    known = {name: p.double() for name, p in params.items()}
+    for joint in _scaled(problem):
+        scale = known[joint.source.parameter].abs()
+        known = joint.rescaled(known, 1 / torch.where(scale > 0, scale, 1))
+    return {at.name: at.matrix(known[at.parameter].flatten()) for at in matrix_layers(problem)}
+
+
+@once
 def spectral(problem: Problem) -> dict[str, float]:
     """Each layer's largest singular value, that of its largest group for a grouped convolution."""
     return {
-        at.name: float(
-            torch.linalg.matrix_norm(
-                at.matrix(problem.params[at.parameter].double().flatten()), ord=2
-            ).max()
-        )
-        for at in matrix_layers(problem)
+        name: float(torch.linalg.matrix_norm(matrix, ord=2).max())
+        for name, matrix in layer_matrices(problem, problem.params).items()
     }
