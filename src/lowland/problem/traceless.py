@@ -63,19 +63,20 @@ def plain_operations(model: nn.Module) -> Iterator[None]:
     Fused attention and the fused LSTM have no second derivative. Activation checkpointing runs
     parts of the model again while it is differentiated, when other weights stand in it.
     """
-    recurrent = any(isinstance(module, nn.LSTM) for module in model.modules())
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    fused, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     names = {"_checkpoint_without_reentrant_generator": _once, "CheckpointFunction": _NoCheckpoint}
     before = {name: getattr(torch.utils.checkpoint, name) for name in names}
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        if any(isinstance(module, nn.LSTM) for module in model.modules()):
+            torch.backends.mkldnn.set_flags(_enabled=False)
         for name, plain in names.items():
             setattr(torch.utils.checkpoint, name, plain)
-        enabled = torch.backends.mkldnn.is_available() and not recurrent
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=enabled):
+        with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        torch.backends.mkldnn.set_flags(_enabled=mkldnn)
         for name, value in before.items():
             setattr(torch.utils.checkpoint, name, value)
 
