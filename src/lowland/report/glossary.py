@@ -327,8 +327,8 @@ GLOSSARY: dict[str, Definition] = {
         "Verdict",
         "Not trained: hardly better on the training data than the best constant prediction. A "
         "minimum: the training loss is at most 1 % of that prediction's, or its gradient is lost "
-        "in the noise of the samples. Not a minimum yet: the gradient is beyond that, the loss curves "
-        "downwards, or a training that did not reach its goal was still falling.",
+        "in the noise of the samples. Not a minimum yet: the gradient is beyond that, the loss "
+        "curves downwards, or a training that did not reach its goal was still falling.",
     ),
     "constant_loss": Definition(
         "Loss of a constant prediction",
