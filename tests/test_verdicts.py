@@ -41,7 +41,7 @@ def network(steps: int, decay: float = 0.0) -> nn.Sequential:
 
 @functools.cache
 def analysed(steps: int, decay: float = 0.0) -> Analysis:
-    problem = Problem(network(steps, decay), train=data(0, 240), test=data(1, 120))
+    problem = Problem(network(steps, decay), train=data(0, 240), test=data(1, 600))
     return ll.analyze(problem, "2", measures=[])
 
 
@@ -155,6 +155,6 @@ def test_sharp_directions_are_the_papers_share_of_a_layer(outputs, inputs, expec
 def test_frozen_parameters_are_shown():
     model = network(15)
     model[0].weight.requires_grad_(False)
-    analysis = ll.analyze(Problem(model, train=data(0, 240), test=data(1, 120)), measures=[])
+    analysis = ll.analyze(Problem(model, train=data(0, 240), test=data(1, 600)), measures=[])
     assert analysis.results.subject.frozen == 96
     assert ", and 96 frozen" in render(analysis.results)

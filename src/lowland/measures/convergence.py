@@ -2,8 +2,8 @@
 
 The limits were set on small networks for digits, MNIST and a regression. Their training was none,
 half done, at a constant learning rate, or ended by a falling one, with and without weight decay, or
-by a loss of 5e-4. ``|G + a w|`` over the standard error of G was 0.1 to 0.4 where it had ended, and 0.55
-to 10 where it had not, on plateaus too.
+by a loss of 5e-4. ``|G + a w|`` over the standard error of G was 0.1 to 0.4 where it had ended, and
+0.55 to 10 where it had not, on plateaus too.
 """
 
 import math
