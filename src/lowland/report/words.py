@@ -22,9 +22,9 @@ BALANCED = (0.45, 0.55)
 # How the number of sharp directions was chosen, where nobody named it.
 RULES = {
     "number": "",
-    "share": " (one in 90, as in the paper)",
-    "drop": " (up to the steepest drop)",
-    "variance": " (those with half of the gradient variance)",
+    "share": ", one in 90 as in the paper",
+    "drop": ", up to the steepest drop",
+    "variance": ", by half of the gradient variance",
 }
 
 FLATTER = "larger learning rate, smaller batches, SAM"
