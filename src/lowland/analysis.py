@@ -5,7 +5,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lowland.errors import InputError
 from lowland.findings import (
     TRUSTED,
     Check,
+    Convergence,
     Decomposition,
     Gauge,
     LayerRow,
@@ -35,7 +36,7 @@ from lowland.findings import (
     Results,
     Subject,
 )
-from lowland.measures import measure
+from lowland.measures import convergence, measure, sharing
 from lowland.problem import Problem, differentiating
 from lowland.results import Analysis
 from lowland.usercode import described
@@ -63,7 +64,7 @@ def analyze(
     origin: Origin | None = None,
     gauge: Gauge = "given",
     basis: Kind = "hessian",
-    n_sharp: int | Rule | None = None,
+    n_sharp: int | Rule = "share",
     measures: Sequence[str] | None = None,
     widths: int | None = None,
     brief: bool = False,
@@ -82,7 +83,7 @@ def analyze(
         gauge: ``"balanced"`` decomposes in the gauge that rescaling hidden units cannot change,
             see :func:`lowland.duality`.
         basis: the matrix whose eigenvectors are the directions, see :func:`lowland.duality`.
-        n_sharp: how many directions count as sharp; by default the paper's 10.
+        n_sharp: how many directions count as sharp, see :func:`lowland.duality`.
         measures: which to compute beside the outcome; by default all.
         widths: directions whose widths F_n are computed; by default 100, or none if brief.
         brief: leave out what only a reader of the report wants: the other layers, widths and
@@ -109,8 +110,11 @@ def analyze(
         explained = _Explained(notes=[f"The gap was not decomposed: {why}."])
     progress("measures")
     names = None if measures is None else list(dict.fromkeys([*OUTCOME, *measures]))
-    measured = measure(problem, names, decomposition=explained.duality, progress=progress)
     origin = origin or Origin()
+    with sharing():
+        measured = measure(problem, names, decomposition=explained.duality, progress=progress)
+        outcome = Outcome(**{name: measured[name].value for name in OUTCOME})
+        reached = _convergence(problem, outcome, explained, origin)
     if origin.training is not None and not origin.training.converged:
         explained.notes.append("The training stopped at its epoch limit before reaching its goal.")
     results = Results(
@@ -119,7 +123,8 @@ def analyze(
         seconds=time.perf_counter() - began,
         origin=origin,
         subject=_subject(problem, explained.duality, title),
-        outcome=Outcome(**{name: measured[name].value for name in OUTCOME}),
+        outcome=outcome,
+        convergence=reached,
         duality=explained.duality,
         balanced=explained.balanced,
         layers={},
@@ -141,7 +146,7 @@ class _How:
 
     gauge: Gauge
     basis: Kind
-    n_sharp: int | Rule | None
+    n_sharp: int | Rule
     widths: int | None
     brief: bool
     progress: Callable[[str], None]
@@ -274,7 +279,25 @@ def _balanced(
     assert balanced.per_pair is not None
     assert split.per_pair is not None
     # Rounding may give a pair a shift, or take it away.
-    return balanced if np.array_equal(balanced.per_pair.test, split.per_pair.test) else None
+    if not np.array_equal(balanced.per_pair.test, split.per_pair.test):
+        return None
+    rule = split.setting.n_sharp_rule  # of the number that both have
+    return replace(balanced, setting=replace(balanced.setting, n_sharp_rule=rule))
+
+
+def _convergence(
+    problem: Problem, outcome: Outcome, explained: _Explained, origin: Origin
+) -> Convergence:
+    """Whether this is a minimum; unknown, with a note, where that could not be computed."""
+    assert outcome.train_loss is not None  # the losses are finite, or there would be no analysis
+    try:
+        return convergence(
+            problem, outcome.train_loss, outcome.train_error, explained.duality, origin.training
+        )
+    except Exception as error:  # of the user's code, or a defect of ours: the rest stands
+        why = error if isinstance(error, InputError) else described(error)
+        explained.notes.append(f"Whether this is a minimum was not computed: {why}.")
+        return Convergence("unknown", *[None] * (len(fields(Convergence)) - 1))
 
 
 def _fingerprint(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""Two solutions on the same pairs: which is better, and is it sharpness or size?
+"""Two solutions on the same pairs: which generalises better, and is it sharpness or size?
 
 In every direction the gap is a product, ``c_n sigma_g,n sigma_w,n``. When it changes from one
 solution to another, the change is shared among the three factors by their Shapley values: each gets
@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def answer(self) -> str:
-        """What was found, in two sentences."""
+        """What was found: which does better on unseen data, which has the smaller gap, and why."""
         return report.compared(self.results)
 
     def to_html(self, path: str | Path) -> Path:
@@ -238,10 +238,14 @@ def _check_same_data(first: Analysis, second: Analysis) -> None:
 
 
 def _solution(analysis: Analysis, split: Decomposition) -> Solution:
+    errors = {row.name: row.stderr for row in analysis.results.measures}
     return Solution(
         title=analysis.results.subject.title,
         created=analysis.results.created,
         outcome=analysis.results.outcome,
+        test_loss_stderr=errors.get("test_loss"),
+        test_error_stderr=errors.get("test_error"),
+        convergence=analysis.results.convergence,
         layer=split.layer,
         sharp=split.sharp,
         flat=split.flat,

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lowland.report.numbers import number
+from lowland.report.words import standing
 
 if TYPE_CHECKING:
     from lowland.comparison import Comparison
-    from lowland.findings import Change, Differences
+    from lowland.findings import Change, Differences, Solution
     from lowland.measures import Measure, Stress
     from lowland.measures.stressed import Move
     from lowland.results import Analysis
@@ -51,24 +52,31 @@ def draw_solutions(console: Console, comparisons: "list[Differences]") -> None:
     """All solutions that are compared, in a table; the others are held against the first."""
     solutions = [comparisons[0].solutions[0], *(its.solutions[1] for its in comparisons)]
     for n, side in enumerate(solutions, start=1):
-        console.print(Text(f"{n}: {side.title}, layer '{side.layer}'", style="bold"))
+        console.print(Text(f"{n}: {_named(side)}", style="bold"))
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "test error", "gap", "sharp", "flat", "sharpness", "size"):
+    for heading in ("", "test loss", "test error", "gap", "sharp", "flat", "sharpness", "size"):
         table.add_column(heading, justify="right")
     for n, side in enumerate(solutions, start=1):
         totals = side.total_g**0.5, side.total_w_data**0.5
-        shown = (side.outcome.test_error, side.outcome.gap, side.sharp, side.flat, *totals)
+        outcome = side.outcome
+        parts = (outcome.gap, side.sharp, side.flat)
+        shown = (outcome.test_loss, outcome.test_error, *parts, *totals)
         table.add_row(str(n), *("" if v is None else number(v, 3) for v in shown))
     console.print()
     console.print(table)
     console.print()
 
 
+def _named(side: "Solution") -> str:
+    state = standing(side.convergence)
+    return f"{side.title}, layer '{side.layer}'" + (f", {state}" if state else "")
+
+
 def draw_comparison(console: Console, comparison: "Comparison", page: Path) -> None:
     """The answer, then the change of the gap and what each determinant made of it."""
     results = comparison.results
     for which, side in zip(("first", "second"), results.solutions, strict=True):
-        console.print(Text(f"{which + ':':8}{side.title}, layer '{side.layer}'", style="bold"))
+        console.print(Text(f"{which + ':':8}{_named(side)}", style="bold"))
     console.print(Text(comparison.answer))
     console.print()
     table = Table(box=None, pad_edge=False)

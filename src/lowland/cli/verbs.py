@@ -78,9 +78,11 @@ def analyze(
             from lowland.analysis import analyze as run
 
             problem, title, origin = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
+            # The demo is the paper's network, with the paper's number in all of its layers.
             found = run(
-                problem, layer, out=out, title=title, origin=origin, gauge=gauge, progress=say
-            )
+                problem, layer, out=out, title=title, origin=origin, gauge=gauge,
+                n_sharp=10 if model is None else "share", progress=say,
+            )  # fmt: skip
         if as_json:
             results.json({**to_json(found.results)[0], "answer": found.answer, "out": str(out)})
         else:
@@ -198,6 +200,7 @@ def measures(
             from lowland.measures import stress as run
 
             problem, title, _ = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
+            # The demo is the paper's network, with the paper's number in all of its layers.
             found = run(problem, factor=factor, progress=say)
         if as_json:
             results.json(found.to_dict())

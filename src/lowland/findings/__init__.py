@@ -5,6 +5,7 @@ computes, and nothing needs torch.
 """
 
 from lowland.findings.change import Change, Differences, Part, Solution
+from lowland.findings.convergence import Convergence, State
 from lowland.findings.document import (
     FORMAT,
     Check,
@@ -32,6 +33,7 @@ from lowland.findings.split import (
     LayerRow,
     PairValues,
     Setting,
+    SharpRule,
     Totals,
     Widths,
 )
@@ -43,6 +45,7 @@ __all__ = [
     "BasisKind",
     "Change",
     "Check",
+    "Convergence",
     "Decomposition",
     "Decompositions",
     "Differences",
@@ -59,7 +62,9 @@ __all__ = [
     "Results",
     "Scalar",
     "Setting",
+    "SharpRule",
     "Solution",
+    "State",
     "Subject",
     "Totals",
     "TrainingRecord",

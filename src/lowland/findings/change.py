@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
+from lowland.findings.convergence import Convergence
 from lowland.findings.document import Outcome
 from lowland.findings.split import Gauge
+
+# Training losses that differ by at most this share of the difference of the gaps are comparable.
+ALIKE = 0.5
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Solution:
     title: str
     created: str
     outcome: Outcome
+    test_loss_stderr: float | None
+    test_error_stderr: float | None
+    convergence: Convergence
     layer: str
     sharp: float
     flat: float
@@ -53,3 +60,16 @@ class Differences:
     change: Change
     parts: dict[str, Part]  # due to sharpness, size, correlation and the means
     sharpness_over_size: float  # the share of resamples in which sharpness weighs more
+
+    @property
+    def alike_fits(self) -> bool:
+        """Whether both fit their training data comparably, so that the smaller gap is the better.
+
+        Both are trained, and their training losses differ by at most half of what their gaps differ
+        by. The gaps then decide which of the test losses is the smaller one.
+        """
+        losses = [side.outcome.train_loss for side in self.solutions]
+        if None in losses or any(s.convergence.state == "untrained" for s in self.solutions):
+            return False
+        first, second = (loss for loss in losses if loss is not None)
+        return abs(second - first) <= ALIKE * abs(self.change.value)

@@ -7,11 +7,12 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 
 from lowland.errors import InputError
+from lowland.findings.convergence import Convergence
 from lowland.findings.encoding import Arrays, decode, encode
 from lowland.findings.split import Decomposition, LayerRow
 
 # Goes up by one whenever a type below, or one that it holds, changes.
-FORMAT = 3
+FORMAT = 4
 
 Scalar = bool | int | float | str | None
 
@@ -115,6 +116,7 @@ class Results:
     origin: Origin
     subject: Subject
     outcome: Outcome
+    convergence: Convergence
     duality: Decomposition | None  # of the layer that was chosen
     balanced: Decomposition | None  # the same with balanced units, if the first is as given
     layers: dict[str, Decomposition]  # further layers that were asked for

@@ -16,6 +16,7 @@ TRUSTED = 0.1
 
 BasisKind = Literal["hessian", "ggn", "fisher"]
 Gauge = Literal["given", "balanced"]
+SharpRule = Literal["number", "share", "drop", "variance"]
 Interval = tuple[float, float]
 
 
@@ -28,6 +29,7 @@ class Setting:
     gauge: Gauge  # balanced: hidden units rescaled to equal norms in and out
     pairing: str  # which samples are paired, in words
     n_sharp: int
+    n_sharp_rule: SharpRule  # that chose it; number: the caller did
     directions: int  # dimension of the layer's weight space
     route: str  # how the directions were found
     cut: float  # singular values of X below this share of the largest are left out of the dual

@@ -89,6 +89,11 @@ class ClassLoss(Loss):
         """The labels, with any class in place of those that do not count."""
         return targets.long().where(counted, 0)
 
+    def constant_shape(self, outputs: Tensor, targets: Tensor) -> tuple[int, ...]:
+        """One score for each class, at all positions."""
+        axis = class_axis(outputs, targets)
+        return tuple(size if i == axis else 1 for i, size in enumerate(outputs.shape[1:], start=1))
+
     def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
         """Labels must be classes of the model's, shares must be shares, and each sample counts."""
         if outputs.ndim == 1 or outputs.shape[1:].numel() == 1:

@@ -80,6 +80,10 @@ class Loss(ABC):
         """Why the loss has no curvature at all for such outputs, or None where it has."""
         return None
 
+    def constant_shape(self, outputs: Tensor, targets: Tensor) -> tuple[int, ...]:
+        """The shape, beside the samples, of a prediction that is the same everywhere."""
+        return tuple(outputs.shape[1:])
+
     def has_errors(self, targets: Tensor) -> bool:
         """Whether a prediction of such targets is either right or wrong."""
         return False

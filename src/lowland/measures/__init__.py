@@ -1,6 +1,8 @@
 """Measures of flatness and generalisation, one file each."""
 
+from lowland.measures.convergence import convergence
 from lowland.measures.registry import Measure, Measurement, Measurements, measure, registered
+from lowland.measures.sharing import sharing
 from lowland.measures.stressed import Stress, stress
 
 __all__ = [
@@ -8,7 +10,9 @@ __all__ = [
     "Measurement",
     "Measurements",
     "Stress",
+    "convergence",
     "measure",
     "registered",
+    "sharing",
     "stress",
 ]

@@ -33,7 +33,10 @@ def once(function: Callable[["Problem"], T]) -> Callable[["Problem"], T]:
 
 @contextlib.contextmanager
 def sharing() -> Iterator[None]:
-    """Keep what functions under :func:`once` return until the end of the block."""
+    """Keep what functions under :func:`once` return until the end of the outermost block."""
+    if _SHARED.get() is not None:
+        yield
+        return
     token = _SHARED.set({})
     try:
         yield

@@ -3,12 +3,19 @@
 import math
 from dataclasses import dataclass
 
-from lowland.findings import Decomposition, Results
+from lowland.findings import Convergence, Decomposition, Results, Subject
 from lowland.report import numbers
 from lowland.report.figures import figures
 from lowland.report.glossary import GLOSSARY, Definition
 from lowland.report.page import show
-from lowland.report.words import answer
+from lowland.report.words import RULES, answer
+
+STATES = {
+    "minimum": "a minimum, as far as can be told",
+    "unfinished": "not a minimum yet",
+    "untrained": "not trained",
+    "unknown": "not known",
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ def render(results: Results) -> str:
         failed=sum(not check.passed for check in results.checks),
         cards=_cards(results),
         decomposition=_decomposition(results.duality),
+        convergence=_convergence(results.convergence),
         making=_making(results),
     )
 
@@ -67,6 +75,26 @@ def _cards(results: Results) -> list[list[Row]]:
     return [parts, sources]
 
 
+def _convergence(reached: Convergence) -> list[Row]:
+    """List what says whether this is a minimum."""
+    shown = {
+        "constant_loss": numbers.number,
+        "constant_error": numbers.percent,
+        "gradient": numbers.number,
+        "gradient_noise": numbers.number,
+        "curvature": numbers.number,
+        "fall": numbers.percent,
+    }
+    return [
+        _row("state", STATES[reached.state]),
+        *(
+            _row(key, form(value))
+            for key, form in shown.items()
+            if (value := getattr(reached, key)) is not None
+        ),
+    ]
+
+
 def _decomposition(duality: Decomposition | None) -> list[Row]:
     """List every number of the decomposition, in the order of the derivation."""
     if duality is None:
@@ -82,7 +110,7 @@ def _decomposition(duality: Decomposition | None) -> list[Row]:
         _row("mean_term", numbers.number(totals.eq9 - totals.eq11)),
         _row("sharp", _spread(totals.sharp, totals.intervals.sharp)),
         _row("flat", _spread(totals.flat, totals.intervals.flat)),
-        _row("n_sharp", numbers.number(setting.n_sharp)),
+        _row("n_sharp", numbers.number(setting.n_sharp) + RULES[setting.n_sharp_rule]),
         _row("directions", numbers.number(setting.directions)),
     ]
     if not duality.complete:
@@ -115,7 +143,7 @@ def _making(results: Results) -> list[Row]:
         _row("train_samples", numbers.number(subject.train_samples)),
         _row("test_samples", numbers.number(subject.test_samples)),
         _row("loss", subject.loss, title="Loss"),
-        _row("parameters", numbers.number(subject.parameters)),
+        _row("parameters", _parameters(subject)),
         _row("layer", f"'{subject.layer}', {shape}" if shape else "none"),
         _row("layers", ", ".join(f"'{name}'" for name in subject.layers), title="All layers"),
         _row("checkpoint", origin.checkpoint or "none", title="Checkpoint"),
@@ -136,6 +164,11 @@ def _making(results: Results) -> list[Row]:
         rows.append(_row("seed", str(origin.seed)))
     rows.append(_row("seconds", numbers.duration(results.seconds)))
     return rows
+
+
+def _parameters(subject: Subject) -> str:
+    shown = numbers.number(subject.parameters)
+    return f"{shown}, and {numbers.number(subject.frozen)} frozen" if subject.frozen else shown
 
 
 def _row(key: str, value: str, title: str | None = None, note: str = "", kind: str = "") -> Row:

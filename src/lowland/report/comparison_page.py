@@ -1,5 +1,6 @@
 """Two solutions side by side: the answer in words, the figures and the page."""
 
+import math
 from dataclasses import asdict
 
 import numpy as np
@@ -11,6 +12,7 @@ from lowland.report.glossary import GLOSSARY
 from lowland.report.numbers import number, percent
 from lowland.report.page import show
 from lowland.report.traces import Figure, trace
+from lowland.report.words import standing
 
 # The parts of a change, with their colours: the determinants look as they do in a report.
 PARTS = {
@@ -23,28 +25,91 @@ FIRST, SECOND = "var(--neutral)", "var(--ink)"
 
 
 def compared(results: Differences) -> str:
-    """Say in two sentences which solution generalises better and what makes the difference."""
+    """Say which solution does better on unseen data, then which gap is smaller and why.
+
+    A smaller gap is called better generalisation only where both fit their training data
+    comparably (``Differences.alike_fits``): the gap of an untrained network is next to nothing.
+    """
+    return " ".join([*_unfinished(results), _on_unseen_data(results), *_gaps(results)])
+
+
+def _unfinished(results: Differences) -> list[str]:
+    """Name those that are no minima, before anything is said about them."""
+    states = [standing(side.convergence) for side in results.solutions]
+    if states[0] is not None and states[0] == states[1]:
+        return [f"Careful: both solutions are {states[0]}."]
+    named = [
+        f"the {which} solution is {state}"
+        for which, state in zip(("first", "second"), states, strict=True)
+        if state is not None
+    ]
+    return [f"Careful: {' and '.join(named)}."] if named else []
+
+
+def _on_unseen_data(results: Differences) -> str:
+    """Compare test losses and errors, each against its standard error."""
+    first, second = (side.outcome for side in results.solutions)
+    losses = f"test loss {number(second.test_loss, 3)} against {number(first.test_loss, 3)}"
+    verdicts = [_lower(results, "test_loss")]
+    numbers = losses
+    if first.test_error is not None and second.test_error is not None:
+        verdicts.append(_lower(results, "test_error"))
+        numbers += f", test error {percent(second.test_error)} against {percent(first.test_error)}"
+    if set(verdicts) == {None}:
+        return (
+            "On unseen data the two solutions do about equally well, within the error of this test "
+            f"set ({numbers})."
+        )
+    if {"first", "second"} <= set(verdicts):
+        loss, error = verdicts
+        return (
+            f"On unseen data the {loss} solution has the smaller loss and the {error} one the "
+            f"smaller error ({numbers})."
+        )
+    (better,) = set(verdicts) - {None}
+    return f"The {better} solution does better on unseen data ({numbers})."
+
+
+def _lower(results: Differences, name: str) -> str | None:
+    """Which solution has the lower number, or None within two standard errors of the difference."""
+    first, second = (getattr(side.outcome, name) for side in results.solutions)
+    error = math.hypot(*(getattr(s, f"{name}_stderr") or 0.0 for s in results.solutions))
+    if first is None or second is None or abs(second - first) <= 2 * error:
+        return None
+    return "second" if second < first else "first"
+
+
+def _gaps(results: Differences) -> list[str]:
     change = results.change
     first, second = results.paired_gaps
     spread = f"(95 % interval {number(change.low, 3)} to {number(change.high, 3)})"
     gaps = f"paired gap {number(second, 3)} against {number(first, 3)}"
     if change.low <= 0 <= change.high:
-        return (
-            f"On {number(results.pairs)} common pairs the two solutions do not differ beyond "
-            f"chance: {gaps}, a change of {number(change.value, 3)} {spread}. No cause is "
-            "therefore named."
-        )
+        return [
+            f"On {number(results.pairs)} common pairs their gaps do not differ beyond chance: "
+            f"{gaps}, a change of {number(change.value, 3)} {spread}.",
+            "No cause is therefore named.",
+        ]
+    if not results.alike_fits:
+        losses = [number(side.outcome.train_loss, 3) for side in results.solutions]
+        smaller = "second" if change.value < 0 else "first"
+        return [
+            f"The {smaller} one has the smaller gap ({gaps}), but that does not mean that it "
+            f"generalises better: the two do not fit their training data comparably (training loss "
+            f"{losses[1]} against {losses[0]})."
+        ]
     word = "worse" if change.value > 0 else "better"
-    doubt = ""
+    sentences = [
+        f"The second solution generalises {word}: {gaps}, a change of {number(change.value, 3)} "
+        f"{spread}.",
+        _cause(results),
+    ]
     if results.gauge == "given":
-        doubt = (
-            " The weights are taken as they are scaled: rescaling hidden units would move shares "
+        sentences.append(
+            "The weights are taken as they are scaled: rescaling hidden units would move shares "
             "between sharpness and size (lowland analyze --gauge balanced excludes that)."
         )
-    return (
-        f"The second solution generalises {word}: {gaps}, a change of {number(change.value, 3)} "
-        f"{spread}. {_cause(results)}{doubt}"
-    )
+    return sentences
 
 
 def _cause(results: Differences) -> str:
@@ -93,6 +158,7 @@ def render_comparison(results: Differences, sides: tuple[Decomposition, Decompos
         results.lowland,
         results=results,
         answer=compared(results),
+        standing=standing,
         parts=parts,
         number=numbers.number,
     )

@@ -325,7 +325,48 @@ GLOSSARY: dict[str, Definition] = {
         "Eq. 9",
     ),
     # How it was made
-    "parameters": Definition("Parameters", "How many trainable numbers the whole model has."),
+    "parameters": Definition(
+        "Parameters",
+        "How many numbers of the model were measured, and how many were frozen (requires_grad is "
+        "False) and left alone.",
+    ),
+    "state": Definition(
+        "Verdict",
+        "Not trained: hardly better on the training data than the best constant prediction. A "
+        "minimum: the training loss is at most 1 % of that prediction's, or its gradient is lost "
+        "in the noise of the samples. Not a minimum yet: the gradient is beyond that, the loss "
+        "curves downwards, or a training that did not reach its goal was still falling.",
+    ),
+    "constant_loss": Definition(
+        "Loss of a constant prediction",
+        "The least training loss of outputs that are the same for every sample.",
+    ),
+    "constant_error": Definition(
+        "Error of a constant prediction",
+        "The training error of those outputs: of always naming the most frequent class.",
+    ),
+    "gradient": Definition(
+        "Gradient",
+        "The norm of the gradient of the training loss, without the part along the weights that "
+        "weight decay would hold in place.",
+        "|G + a w|, a = max(0, −G·w / |w|²)",
+    ),
+    "gradient_noise": Definition(
+        "Standard error of the gradient",
+        "What chance leaves of a mean gradient in so many samples (at most 1,000 are counted). "
+        "Below 0.45 of it the gradient counts as zero.",
+        "√(tr S / N), S the covariance of the samples' gradients",
+    ),
+    "curvature": Definition(
+        "Negative curvature",
+        "The least eigenvalue of the layer's Hessian over the largest. At a minimum it is not "
+        "negative, but for rounding.",
+    ),
+    "fall": Definition(
+        "Last fall of the training loss",
+        "By which share the training loss fell in the last tenth of the epochs of a training that "
+        "did not reach its goal.",
+    ),
     "layer": Definition(
         "Layer", "The layer whose weights are split into directions, and the shape of its weight."
     ),

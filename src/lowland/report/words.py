@@ -8,7 +8,7 @@ initial weights on the flat part (Sec. 4.2), on their networks and data.
 import math
 from typing import TypeGuard
 
-from lowland.findings import Decomposition, Outcome, Results
+from lowland.findings import Convergence, Decomposition, Outcome, Results
 from lowland.report.numbers import number, percent
 
 # A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
@@ -19,13 +19,58 @@ NEGLIGIBLE_NATS = 1e-3
 # Shares this close to one half do not name a culprit.
 BALANCED = (0.45, 0.55)
 
+# How the number of sharp directions was chosen, where nobody named it.
+RULES = {
+    "number": "",
+    "share": ", one in 90 as in the paper",
+    "drop": ", up to the steepest drop",
+    "variance": ", by half of the gradient variance",
+}
+
 FLATTER = "larger learning rate, smaller batches, SAM"
 SMALLER = "weight decay, smaller initial weights"
 
 
 def answer(results: Results) -> str:
     """Say in exactly two sentences what was found and what it suggests, in plain text."""
+    gap = results.outcome.gap
+    if results.convergence.state in ("untrained", "unfinished") and _finite(gap):
+        return (
+            f"{_unfinished(results)} Its gap between unseen and training data is "
+            f"{number(gap, 3)} ({_evidence(results.outcome)}), but sharp and flat are words for a "
+            "minimum, so train it further before looking for a remedy."
+        )
     return f"{_what(results)} {_why(results)}"
+
+
+def standing(convergence: Convergence) -> str | None:
+    """Name what keeps a solution from being a minimum, in two or three words."""
+    return {"untrained": "not trained", "unfinished": "not a minimum yet"}.get(convergence.state)
+
+
+def _unfinished(results: Results) -> str:
+    """Say why this is no minimum, with the number that says so most plainly."""
+    reached, outcome = results.convergence, results.outcome
+    loss = number(outcome.train_loss, 3)
+    if reached.state == "untrained":
+        than = f"training loss {loss} against {number(reached.constant_loss, 3)}"
+        if _finite(outcome.train_error) and _finite(reached.constant_error):
+            errors = percent(outcome.train_error), percent(reached.constant_error)
+            than += f", training error {errors[0]} against {errors[1]}"
+        return (
+            "This network is not trained: on its training data it does hardly better than the best "
+            f"constant prediction, if at all ({than})."
+        )
+    why = []
+    if reached.steep and reached.gradient is not None and reached.gradient_noise is not None:
+        times = reached.gradient / reached.gradient_noise if reached.gradient_noise else math.inf
+        why.append(f"its gradient is {number(times, 2)} times what chance leaves of none")
+    if reached.falling:
+        why.append(f"the last tenth of the epochs took {percent(reached.fall, 0)} off it")
+    if reached.saddle and reached.curvature is not None:
+        share = percent(-reached.curvature, 0)
+        why.append(f"it curves downwards, by {share} of its largest curvature")
+    return f"This is not a minimum yet of the training loss ({loss}): {', and '.join(why)}."
 
 
 def _what(results: Results) -> str:
@@ -100,7 +145,7 @@ def _why(results: Results) -> str:
             f"Between paired test and training samples the gap vanishes ({number(whole, 3)} in "
             f"{layer}), so it stays open {unknown}."
         )
-    return f"{_verdict(duality, gap)}{_caution(results)}."
+    return f"{_verdict(duality, gap)}{_layers(results, duality)}{_caution(results)}."
 
 
 def _verdict(duality: Decomposition, gap: float) -> str:
@@ -115,8 +160,14 @@ def _verdict(duality: Decomposition, gap: float) -> str:
         if abs(whole - gap) <= 0.1 * gap
         else f"the gap between paired samples ({number(whole, 3)})"
     )
-    sharpest = f"the {number(n_sharp)} sharpest of {total} weight directions of layer '{layer}'"
-    flatter = f"the {number(n_flat)} flatter of {total} weight directions of layer '{layer}'"
+    sharpest = (
+        f"the {number(n_sharp)} sharpest of {total} weight directions of layer "
+        f"'{layer}'{RULES[duality.setting.n_sharp_rule]}"
+    )
+    flatter = (
+        f"the {number(n_flat)} flatter of {total} weight directions of layer "
+        f"'{layer}'{RULES[duality.setting.n_sharp_rule]}"
+    )
     if abs(mean) > max(sharp, flat):
         return (
             f"In layer '{layer}' a shift of the mean, which is neither sharp nor flat, outweighs "
@@ -139,6 +190,16 @@ def _verdict(duality: Decomposition, gap: float) -> str:
     )
 
 
+def _layers(results: Results, duality: Decomposition) -> str:
+    """Give the range of the sharp part over layers, for another layer may say something else."""
+    shares = [row.sharp / duality.eq9 for row in results.layer_rows if row.trusted]
+    shares = [share for share in shares if math.isfinite(share)]
+    if len(shares) < 2:
+        return ""
+    low, high = (percent(share, 0) for share in (min(shares), max(shares)))
+    return f"; over the {len(shares)} layers, the sharp part of it goes from {low} to {high}"
+
+
 def _share(part: float, whole: float) -> str:
     """Write a part in per cent, but no more than all of it, whatever the others take away."""
     return percent(part / whole, 0) if part < whole else "All"
@@ -157,11 +218,11 @@ def _caution(results: Results) -> str:
 
 
 def _minimum(results: Results) -> str:
-    """Call it a minimum unless the training says that it never got there."""
+    """Call it a minimum unless it is not known to be one, or its training never got there."""
     training = results.origin.training
     if training is not None and not training.converged:
         return "this solution (its training did not converge)"
-    return "this minimum"
+    return "this minimum" if results.convergence.state == "minimum" else "this solution"
 
 
 def _evidence(outcome: Outcome) -> str:

@@ -1,0 +1,160 @@
+"""Verdicts that once misled: on networks that were not trained, or not to the end."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import lowland as ll
+from lowland.comparison import compare
+from lowland.problem import Problem
+from lowland.report import render
+from lowland.results import Analysis
+
+F = nn.functional
+
+
+def data(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four clouds that overlap a little."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 4
+    centres = 1.5 * torch.eye(4).repeat(1, 2)
+    return centres[y] + 0.7 * torch.randn(n, 8, generator=generator), y
+
+
+def network(steps: int, decay: float = 0.0) -> nn.Sequential:
+    """A small network after so many steps of gradient descent."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
+    )
+    X, y = data(0, 240)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, weight_decay=decay)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), y).backward()
+        optimizer.step()
+    return model
+
+
+@functools.cache
+def analysed(steps: int, decay: float = 0.0) -> Analysis:
+    problem = Problem(network(steps, decay), train=data(0, 240), test=data(1, 600))
+    return ll.analyze(problem, "2", measures=[])
+
+
+@pytest.mark.parametrize(
+    ("steps", "decay", "state"),
+    [
+        (0, 0.0, "untrained"),
+        (15, 0.0, "unfinished"),
+        (3000, 0.0, "minimum"),  # next to no loss is left
+        (2500, 0.02, "minimum"),  # its gradient is that of the decay
+    ],
+)
+def test_the_state_of_a_classifier(steps, decay, state):
+    analysis = analysed(steps, decay)
+    reached = analysis.results.convergence
+    assert reached.state == state, reached
+    assert reached.constant_loss == pytest.approx(torch.tensor(4.0).log().item(), rel=1e-5)
+    assert reached.constant_error == pytest.approx(0.75)
+    said = {"untrained": "This network is not trained", "unfinished": "This is not a minimum yet"}
+    assert analysis.answer.startswith(said.get(state, "This minimum "))
+    if state != "minimum":
+        assert "SAM" not in analysis.answer
+        assert "weight decay" not in analysis.answer
+        assert "on a minimum" not in render(analysis.results)
+
+
+def test_the_state_of_a_regression():
+    """Least squares in closed form is a minimum that fits badly; short of it is none."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(400, 5, generator=generator)
+    y = X @ torch.ones(5, 1) + 2 * torch.randn(400, 1, generator=generator)
+    w = torch.linalg.lstsq(X, y).solution.T
+    shift = torch.zeros_like(w)
+    shift[0, 0], shift[0, 1] = 1.0, -1.0
+    states = []
+    for weight in (w, w + 0.5 * shift, 0 * w):
+        model = nn.Sequential(nn.Linear(5, 1, bias=False))
+        with torch.no_grad():
+            model[0].weight.copy_(weight)
+        problem = Problem(model, "mse", train=(X, y), test=(X[:50], y[:50] + 1))
+        reached = ll.analyze(problem, measures=[]).results.convergence
+        states.append(reached.state)
+        assert reached.constant_loss == pytest.approx(float(y.var(correction=0)), rel=1e-4)
+    assert states == ["minimum", "unfinished", "untrained"]
+
+
+def test_the_gradient_and_its_error_are_those_of_single_samples():
+    model = network(15)
+    X, y = data(0, 240)
+    rows = []
+    for k in range(240):
+        loss = F.cross_entropy(model(X[k : k + 1]), y[k : k + 1])
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, model.parameters())]))
+    g = torch.stack(rows).double()
+    w = torch.cat([p.detach().flatten() for p in model.parameters()]).double()
+    G = g.mean(0)
+    rest = G + max(0.0, float(-(G @ w) / (w @ w))) * w
+    reached = analysed(15).results.convergence
+    assert reached.gradient == pytest.approx(float(rest.norm()), rel=1e-4)
+    noise = g.var(0, correction=0).sum() / 240
+    assert reached.gradient_noise == pytest.approx(float(noise.sqrt()), rel=1e-4)
+
+
+def test_an_untrained_network_is_not_the_better_one_for_its_small_gap():
+    trained, untrained = analysed(3000), analysed(0)
+    for order, better in (((trained, untrained), "first"), ((untrained, trained), "second")):
+        found = compare(*order)
+        other = {"first": "second", "second": "first"}[better]
+        assert found.answer.startswith(
+            f"Careful: the {other} solution is not trained. The {better}"
+        )
+        assert f"The {better} solution does better on unseen data (test loss" in found.answer
+        assert "solution generalises" not in found.answer
+        assert "do not fit their training data comparably" in found.answer
+    unfinished = compare(trained, analysed(15)).answer
+    assert unfinished.startswith("Careful: the second solution is not a minimum yet.")
+
+
+def test_solutions_that_fit_alike_are_told_apart_by_their_gaps():
+    one = analysed(3000)
+    split = one.results.balanced
+    pairs = replace(split.per_pair, dl=2 * split.per_pair.dl)
+    steeper = replace(one, results=replace(one.results, balanced=replace(split, per_pair=pairs)))
+    assert "The second solution generalises worse" in compare(one, steeper).answer
+
+
+def test_the_answer_gives_the_range_over_layers():
+    analysis = analysed(3000)
+    eq9 = analysis.results.duality.eq9
+    shares = [row.sharp / eq9 for row in analysis.results.layer_rows if row.trusted]
+    low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    assert f"over the {len(shares)} layers, the sharp part of it goes from {low} to {high}" in (
+        analysis.answer
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "expected"), [(4, 5, 1), (30, 30, 10), (30, 60, 20), (64, 100, 25)]
+)
+def test_sharp_directions_are_the_papers_share_of_a_layer(outputs, inputs, expected):
+    """10 of 900; of a layer with more than 4,096 weights, half of the 50 that are computed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(inputs, outputs, bias=False), nn.ReLU(), nn.Linear(outputs, 3))
+    X, y = torch.randn(60, inputs), torch.arange(60) % 3
+    problem = Problem(model, train=(X[:40], y[:40]), test=(X[40:], y[40:]))
+    split = ll.duality(problem, "0")
+    assert (split.n_sharp, split.setting.n_sharp_rule) == (expected, "share")
+    assert ll.duality(problem, "0", n_sharp=2).setting.n_sharp_rule == "number"
+
+
+def test_frozen_parameters_are_shown():
+    model = network(15)
+    model[0].weight.requires_grad_(False)
+    analysis = ll.analyze(Problem(model, train=data(0, 240), test=data(1, 600)), measures=[])
+    assert analysis.results.subject.frozen == 96
+    assert ", and 96 frozen" in render(analysis.results)
