@@ -79,7 +79,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             _check_unpacked(path)
             with (
                 warnings.catch_warnings()
-            ):  # of other pickle protocols: it is an error, or it is not
+            ):  # an unusual pickle protocol: not a reason to refuse the file
                 warnings.simplefilter("ignore")
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:

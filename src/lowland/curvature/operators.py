@@ -205,7 +205,10 @@ def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:
 
 
 def ggn(problem: Problem, params: str | list[str] | None = None) -> GGN:
-    """The generalised Gauss-Newton matrix as an operator: the Hessian without the model's own."""
+    """The generalised Gauss-Newton matrix as an operator.
+
+    It is the Hessian as if the model were linear in its parameters: the loss's curvature alone.
+    """
     return GGN(problem, params)
 
 

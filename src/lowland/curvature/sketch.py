@@ -163,7 +163,7 @@ class Plan:
 
 
 def finite(product: Tensor) -> Tensor:
-    """A product as it came, unless it is none."""
+    """The product unchanged; an error if it is not finite."""
     if not product.isfinite().all():
         raise InputError(
             "a product with the operator is NaN or infinite: the curvature is not defined here"

@@ -56,7 +56,7 @@ def neighbourhood(problem: Problem) -> Neighbourhood:
 
 
 class Noise:
-    """Standard normal vectors that go with the weights, wherever their units stand.
+    """Standard normal vectors that are permuted with the hidden units, if these are.
 
     Each parameter's numbers are dealt out in the order of ``key``, (n,): given the weights they are
     independent and normal like any others, but permuting hidden units permutes them alike and so

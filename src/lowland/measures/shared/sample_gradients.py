@@ -34,46 +34,49 @@ class SampleGradients:
 def sample_gradients(problem: Problem) -> SampleGradients:
     """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
     squares = exact_diagonal(problem, list(parameters(problem).values()), "fisher")
+    seen = list(squares)
     unseen = {name: p for name, p in problem.params.items() if name not in squares}
-    sums = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in problem.params.items()}
     more = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in unseen.items()}
     along = torch.zeros((), dtype=torch.float64, device=problem.device)
     each = 3 * 8 * max(1, sum(p.numel() for p in unseen.values()))
+    _, mean = problem.gradient()
     with problem.measuring():
         for batch in problem.batches("train", min(_CHUNK, samples_within(problem, each))):
-            seen = ForwardPass(problem, batch, list(problem.params))
-            losses = problem.loss(seen.outputs, batch.targets)
-            if not losses.requires_grad:
-                raise InputError(f"loss {problem.loss.name!r} has no gradient")
-            uses = [use for name in squares for use in seen.uses[name]]
-            of_uses = iter(gradients(losses, uses))
-            of_leaves = torch.autograd.grad(
-                losses.sum(), list(seen.leaves.values()), materialize_grads=True
-            )
-            for name, g in zip(sums, of_leaves, strict=True):
-                sums[name] += g
-            # A use is linear in its parameter, so its share of w . g_k is that of its outputs.
-            dots = torch.zeros_like(losses, dtype=torch.float64)
-            for name in squares:
-                w = problem.params[name].flatten()
-                for i, use in enumerate(seen.uses[name]):
-                    delta = seen.by_sample(name, i, next(of_uses).unsqueeze(0))[:, 0]
-                    x, own = seen.inputs(name)[i], w[use.places]
-                    if use.places.ndim == 3:
-                        dots += torch.einsum("ntgo,goi,ntgi->n", delta, own, x)
-                    else:
-                        dots += (delta * x * own).sum((1, 2))
+            dots = torch.zeros(len(batch), dtype=torch.float64, device=problem.device)
+            if seen:
+                dots += _along_weights(problem, batch, seen)
             for name, g in (_one_by_one(problem, unseen, batch) if unseen else {}).items():
                 more[name] += g.double().square().sum(0)
                 dots += (g * unseen[name]).view(len(g), -1).sum(1)
             along += dots.detach().square().sum()
         count = problem.count()
         squares.update({name: total(s) / count for name, s in more.items()})
-        return SampleGradients(
-            {name: total(s) / count for name, s in sums.items()},
-            {name: squares[name] for name in problem.params},
-            float(total(along) / count),
-        )
+        squares = {name: squares[name] for name in problem.params}
+        return SampleGradients(mean, squares, float(total(along) / count))
+
+
+def _along_weights(problem: Problem, batch: Batch, names: list[str]) -> Tensor:
+    """``w . g_k`` of each sample over parameters that can be seen through, (n,).
+
+    A use is linear in its parameter, so its share is that of its outputs.
+    """
+    forward = ForwardPass(problem, batch, names)
+    if forward.opaque:
+        name, reason = next(iter(forward.opaque.items()))
+        raise InputError(f"parameter {name!r} {reason}")
+    losses = problem.loss(forward.outputs, batch.targets)
+    slopes = iter(gradients(losses, [use for name in names for use in forward.uses[name]]))
+    dots = torch.zeros_like(losses, dtype=torch.float64)
+    for name in names:
+        w = problem.params[name].flatten()
+        for i, use in enumerate(forward.uses[name]):
+            delta = forward.by_sample(name, i, next(slopes).unsqueeze(0))[:, 0]
+            x, own = forward.inputs(name)[i], w[use.places]
+            if use.places.ndim == 3:
+                dots += torch.einsum("ntgo,goi,ntgi->n", delta, own, x)
+            else:
+                dots += (delta * x * own).sum((1, 2))
+    return dots.detach()
 
 
 def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
