@@ -283,7 +283,7 @@ def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
 
     Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``.
     """
-    few = next(problem.batches("train")).map(lambda t: t[:_TRIED])
+    few = problem.first(_TRIED)
     generator = torch.Generator(device=problem.device).manual_seed(0)
     found = []
     order = _order(problem)

@@ -8,6 +8,7 @@ from torch import Tensor
 from lowland.curvature.layer_search import Layer, layer, parameters
 from lowland.curvature.operators import hessian
 from lowland.curvature.sample_factors import Kind, check_kind, factors, unpacked
+from lowland.curvature.sketch import finite
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
@@ -55,7 +56,7 @@ def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -
                 sums[parameter] = sums[parameter] + more if parameter in sums else more
                 outer[parameter] = part.is_outer
         count = problem.count()
-        means = {name: total(s) / count for name, s in sums.items()}
+        means = {name: finite(total(s) / count) for name, s in sums.items()}
     blocks = {}
     for name in chosen:
         at = layer(problem, name)  # an error if it could not be seen through on all data
@@ -86,7 +87,7 @@ def exact_diagonal(
         lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
         kept = {name for name, times in zip(names, lost.tolist(), strict=True) if not times}
         return {
-            name: (total(sums[name]) / count).view_as(p)
+            name: finite(total(sums[name]) / count).view_as(p)
             for name, p in problem.params.items()
             if name in kept
         }

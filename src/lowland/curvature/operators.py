@@ -47,11 +47,23 @@ class Curvature(ABC):
         self._count = problem.count()
         with problem.measuring():
             self._build, chosen = self._choose()
-            each = graph_bytes(problem, self._build)
+            each = self._graph_bytes()
             self._chunk = samples_within(problem, each)
             self.strategy = chosen.name
             self.kept = chosen.keeps_graph and each * len(problem.train) <= problem.memory
         self._graphs: list[BatchProduct] | None = None
+
+    def _graph_bytes(self) -> int:
+        """What one sample's graph takes, once a product has shown that torch can do it."""
+        try:
+            ones = torch.ones(self.size, dtype=self.dtype, device=self.device)
+            self._build(self.problem.first(1))(self._shaped(ones))
+            return graph_bytes(self.problem, self._build)
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                f"products with the {self.kind} matrix need derivatives that torch does not have "
+                f"for this model: {str(error).splitlines()[0]}"
+            ) from error
 
     @abstractmethod
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
@@ -66,10 +78,11 @@ class Curvature(ABC):
 
     @differentiating()
     def __matmul__(self, V: Tensor) -> Tensor:
-        if V.ndim not in (1, 2) or len(V) != self.size:
+        if not isinstance(V, Tensor) or V.ndim not in (1, 2) or len(V) != self.size:
+            came = tuple(V.shape) if isinstance(V, Tensor) else type(V).__name__
             raise InputError(
-                f"a product needs a vector ({self.size},) or columns ({self.size}, k); got "
-                f"{tuple(V.shape)}"
+                f"a product needs a vector ({self.size},) or columns ({self.size}, k) as a tensor; "
+                f"got {came}"
             )
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
         if self.kept and self._graphs is None:

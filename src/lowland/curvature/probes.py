@@ -8,6 +8,7 @@ samples, where a random vector in weight space would be one draw. Shifts of all 
 one pass; their cross terms vanish on average.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -26,6 +27,8 @@ from lowland.problem import Problem
 
 METHOD = "random shifts of each sample's outputs"
 
+# Draws, over samples and passes, before the first look at their spread.
+_DRAWS = 512
 # Weights drawn at once for samples that show a layer several positions.
 _DRAWN = 1 << 24
 
@@ -51,7 +54,8 @@ def remainder_trace(
     shape = len(names) + 1, len(problem.train)
     mean = torch.zeros(shape, dtype=torch.float64, device=problem.device)
     squares = torch.zeros_like(mean)  # sums of squared deviations from the mean
-    passes, wanted = 0, 2
+    # A standard error from few draws is one itself of little certainty.
+    passes, wanted = 0, max(4, math.ceil(_DRAWS / len(problem.train)))
     while True:
         while passes < wanted:
             passes += 1

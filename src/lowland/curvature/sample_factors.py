@@ -208,9 +208,8 @@ def _rows(problem: Problem, layer: Layer, kind: Kind) -> int:
 def _of_batch(
     problem: Problem, batch: Batch, seen: ForwardPass, chosen: dict[str, Layer], kind: Kind
 ) -> dict[str, Factors]:
-    losses = problem.loss(seen.outputs, batch.targets)
     if kind == "fisher":
-        return _fisher(losses, seen, chosen)
+        return _fisher(_losses_in_double(problem, seen.outputs, batch.targets), seen, chosen)
     through = {n: at for n, at in chosen.items() if kind == "ggn" or n not in seen.curved}
     found = {}
     if through:
@@ -225,10 +224,26 @@ def _of_batch(
             terms[name].append(Term(x, seen.by_sample(name, i, columns), use.places))
         for name, at in through.items():
             found[name] = Factors(at, _merged(terms[name]), A, "C backward passes")
-    for name, at in chosen.items():
-        if name not in found:
-            found[name] = _twice(losses, seen, at)
+    rest = {name: at for name, at in chosen.items() if name not in found}
+    if rest:
+        losses = problem.loss(seen.outputs, batch.targets)
+        found |= {name: _twice(losses, seen, at) for name, at in rest.items()}
     return found
+
+
+def _losses_in_double(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
+    """The losses of outputs z, (n,), in float64 where the loss can be computed in it.
+
+    In float32 a probability of nearly 1 is 1, and a sample that is fitted well has no gradient.
+    """
+    try:
+        return problem.loss(z.double(), _double(targets))
+    except (InputError, RuntimeError):  # a loss with tensors of its own
+        return problem.loss(z, targets)
+
+
+def _double(t: Tensor) -> Tensor:
+    return t.double() if t.is_floating_point() else t
 
 
 def _fisher(losses: Tensor, seen: ForwardPass, chosen: dict[str, Layer]) -> dict[str, Factors]:
@@ -239,7 +254,7 @@ def _fisher(losses: Tensor, seen: ForwardPass, chosen: dict[str, Layer]) -> dict
     for (name, i, use), gradient in zip(uses, every, strict=True):
         J = seen.by_sample(name, i, gradient.unsqueeze(0))
         terms[name].append(Term(seen.inputs(name)[i], J, use.places))
-    one = losses.detach().new_ones(len(losses), 1, 1)
+    one = seen.outputs.detach().new_ones(len(losses), 1, 1)
     return {
         name: Factors(at, _merged(terms[name]), one, "one backward pass")
         for name, at in chosen.items()
@@ -311,9 +326,9 @@ def _jacobians(z: Tensor, uses: list[Use], rows: Tensor) -> list[Tensor]:
 
 def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     """``d2l/dz2`` of each sample, (n, C, C): in closed form where the loss has one."""
-    closed = problem.loss.second(z, targets)
+    closed = problem.loss.second(z.double(), _double(targets))  # 1 - p of nearly 1 needs digits
     if closed is not None:
-        return closed
+        return closed.to(z.dtype)
     leaf = z.requires_grad_()
     return second_derivative(problem.loss(leaf, targets), leaf)
 
@@ -332,5 +347,5 @@ def second_derivative(losses: Tensor, point: Tensor) -> Tensor:
         ]
         for d in range(gradient.shape[1])
     ]
-    S = torch.stack([r.detach().view_as(gradient) for r in rows], dim=1)
+    S = torch.stack([r.detach().reshape(gradient.shape) for r in rows], dim=1)
     return (S + S.mT) / 2

@@ -50,6 +50,7 @@ def way(problem: Problem) -> Way:
 
 def _first_right(problem: Problem) -> Way:
     batch, params = _hardest(problem), _nearby(problem)
+    _check_gradient(problem, losses_in_double(problem, batch), params)
     failures = []
     for candidate in WAYS:
         try:
@@ -69,6 +70,31 @@ def _first_right(problem: Problem) -> Way:
         f"the loss {problem.loss.name!r} of this model cannot be differentiated twice: "
         + "; ".join(failures)
     )
+
+
+def _check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) -> None:
+    """An error if torch's gradient is not that of the loss, as of a straight-through estimator."""
+    leaves = [p.detach().requires_grad_() for p in params.values()]
+    try:
+        y = scalar(dict(zip(params, leaves, strict=True)))
+        slopes = torch.autograd.grad(y, leaves, materialize_grads=True)
+    except (RuntimeError, NotImplementedError):
+        return  # the ways of differentiating say what is the matter
+    generator = torch.Generator(device=problem.device).manual_seed(1)
+    for name, p, g in zip(params, params.values(), slopes, strict=True):
+        noise = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+        v = noise * (g != 0)
+        h = _STEPS[0] * (1 + float(p.norm())) / max(float(v.norm()), 1e-300)
+        with torch.no_grad():
+            ends = [float(scalar({**params, name: p + step * v})) for step in (h, -h)]
+        slope, difference = float((g * v).sum()), (ends[0] - ends[1]) / (2 * h)
+        noise_of_loss = 1e-14 * (1 + abs(ends[0])) / h
+        limit = 1e-3 * float(g.norm()) + noise_of_loss
+        if abs(slope - difference) > limit:
+            raise InputError(
+                f"torch's gradient by parameter {name!r} is not that of the loss (a straight-"
+                "through estimator, scale_grad_by_freq?), so that its Hessian is not defined"
+            )
 
 
 def _hardest(problem: Problem) -> Batch:

@@ -118,7 +118,6 @@ class Plan:
     """
 
     limit: int
-    deflate: bool = True
     spreads: dict[int, float] = field(default_factory=dict)  # test vectors -> spread
 
     def next(
@@ -130,7 +129,7 @@ class Plan:
         if m + sampled == 0:
             if n <= min(4 * FIRST, left):
                 return "finish", n
-            return ("grow", min(FIRST, left // 2)) if self.deflate else ("sample", min(FIRST, left))
+            return "grow", min(FIRST, left // 2)
         if stderr <= target:
             return "stop", 0
         # F is capped: beyond, the tolerance is out of reach and only the order of costs matters
@@ -140,7 +139,7 @@ class Plan:
         if n - r <= left:
             costs["finish"] = n - r
         held = 3 * n * m * sketch.Q.element_size()
-        if self.deflate and not sampled and not sketch.captured and held < MEMORY:
+        if not sampled and not sketch.captured and held < MEMORY:
             self.spreads[m] = spread
             wider = m * (F ** (1 / (self._decay(m) + 0.5)) - 1)
             costs["grow"] = 2 * wider
@@ -162,13 +161,14 @@ class Plan:
         return max(0.0, math.log(self.spreads[before] / self.spreads[m]) / math.log(m / before))
 
 
-def finite(product: Tensor) -> Tensor:
-    """The product unchanged; an error if it is not finite."""
-    if not product.isfinite().all():
+def finite(values: Tensor) -> Tensor:
+    """The values unchanged; an error if one of them is not finite."""
+    if not values.isfinite().all():
         raise InputError(
-            "a product with the operator is NaN or infinite: the curvature is not defined here"
+            "the curvature is NaN or infinite: it is not defined here, or its numbers are too "
+            "large for the model's precision (Problem(dtype=torch.float64))"
         )
-    return product
+    return values
 
 
 def inner(X: Tensor, Y: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _of_chunk(problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor) -
         gradients = sample_gradients(problem, batch, at).double()  # (k, M)
         gradient = at.matrix(gradients.T).flatten(0, 2).T @ E  # (k, n)
         with torch.no_grad():
-            losses = problem.loss(problem.outputs(batch.inputs), batch.targets).double()
+            losses = problem.batch_losses(batch).double()
             finite, alone = _losses_along(problem, at, batch, w, E)
     before = torch.cat([losses.unsqueeze(0), finite[:-1]])
     return torch.stack(

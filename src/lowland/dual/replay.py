@@ -86,7 +86,7 @@ _PRODUCTS = {
 
 
 def _losses(problem: Problem, name: str, batch: Batch, weight: Tensor) -> Tensor:
-    return problem.loss(problem.outputs(batch.inputs, {name: weight}), batch.targets)
+    return problem.batch_losses(batch, {name: weight})
 
 
 def shaped(problem: Problem, at: Layer, matrices: Tensor) -> Tensor:

@@ -69,6 +69,14 @@ def check_model(problem: "Problem") -> None:
             seen += len(batch)
             if seen >= _TRIED:
                 break
+        own = dict(problem.model.named_parameters())
+        for name, p in problem.params.items():  # copies, while the model is measured
+            if not torch.equal(p, own[name].detach()):
+                raise InputError(
+                    f"the forward pass writes into parameter {name!r} (max_norm of an embedding, "
+                    "weights clamped in forward?), so that its curvature is not defined; do that "
+                    "in the training loop instead"
+                )
 
 
 def check_loss(problem: "Problem") -> None:

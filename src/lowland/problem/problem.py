@@ -77,8 +77,14 @@ class Problem:
             raise InputError(
                 "no training data; pass train=(inputs, targets), a Dataset or a loader"
             )
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size must be at least 1; got {batch_size}")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise InputError(
+                "a TorchScript model cannot be measured; pass the module that it was made from"
+            )
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise InputError(f"batch_size must be a whole number of at least 1; got {batch_size}")
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"dtype must be a floating-point type; got {dtype}")
         if memory < 1:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
         if params not in ("trainable", "all"):
@@ -343,7 +349,8 @@ class Problem:
             return
         with differentiating(), random_state_kept(), modules_kept(self.model):
             self.model.eval()
-            self._depth, self._held = 1, self._read()
+            # Copies: a forward pass that writes into its weights does not write into the user's.
+            self._depth, self._held = 1, {name: t.clone() for name, t in self._read().items()}
             try:
                 with plain_operations(self.model):
                     yield

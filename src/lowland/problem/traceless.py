@@ -30,19 +30,25 @@ def differentiating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_kept(model: nn.Module) -> Iterator[None]:
-    """Put back the modules' attributes and buffers: which tensors they are, and their values."""
+    """Put back what modules hold: which tensors their attributes are, and the buffers' values.
+
+    Parameters too: torch's ``functional_call`` leaves others in a module that stands in the model
+    twice.
+    """
     before = []
     for module in model.modules():
         own = vars(module)
         tensors = [t for t in (*own.values(), *module._buffers.values()) if isinstance(t, Tensor)]
         values = [(t, t.detach().clone()) for t in tensors]
-        before.append((module, dict(own), dict(module._buffers), values))
+        parts = [dict(own), dict(module._parameters), dict(module._buffers)]
+        before.append((module, parts, values))
     try:
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():
-            for module, own, buffers, values in before:
+            for module, (own, parameters, buffers), values in before:
                 _put_back(vars(module), own)
+                _put_back(module._parameters, parameters)
                 _put_back(module._buffers, buffers)
                 for tensor, value in values:
                     if not torch.equal(tensor, value):

@@ -1,0 +1,143 @@
+"""What an outsider broke, knowing only the docs: each of these was wrong once."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lowland as ll
+from lowland.problem import Problem
+
+Y = torch.arange(30) % 3
+
+
+def test_a_module_that_stands_in_the_model_twice_is_left_as_it_was():
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(4, 3))
+    X, weight = torch.randn(30, 4), layer.weight
+    F.cross_entropy(model(X), Y).backward()
+    before = weight.grad.clone()
+    problem = Problem(model, train=(X, Y))
+    ll.trace(ll.hessian(problem))
+    assert layer.weight is weight
+    assert isinstance(layer.weight, nn.Parameter)
+    assert torch.equal(weight.grad, before)
+
+
+@pytest.mark.parametrize("layout", [(9, 1, 5), (9, 1, 2, 3)])
+def test_labels_for_every_position_in_torchs_layout(layout):
+    torch.manual_seed(0)
+    conv = nn.Conv1d if len(layout) == 3 else nn.Conv2d
+    X = torch.randn(layout).double()
+    y = torch.randint(0, 3, (9, *layout[2:]))
+    model = nn.Sequential(conv(1, 4, 1), nn.ReLU(), conv(4, 3, 1)).double()
+    problem = Problem(model, train=(X, y), batch_size=4)
+    H = ll.hessian(problem)
+    assert ll.trace(H).value == pytest.approx(float(H.dense().trace()))
+    assert ll.trace(ll.ggn(problem)).value == pytest.approx(float(ll.ggn(problem).dense().trace()))
+
+
+@pytest.mark.parametrize("operator", [ll.hessian, ll.ggn, ll.fisher])
+def test_a_network_that_fits_its_data_well_is_exact_in_single_precision(operator):
+    torch.manual_seed(0)
+    X = torch.randn(60, 4)
+    X = X[X[:, 0].abs() > 0.5]
+    y = (X[:, 0] < 0).long()
+    model = nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[18.0, 0, 0, 0], [-18.0, 0, 0, 0]]))
+    single, double = (
+        ll.trace(operator(Problem(model, train=(X, y), dtype=d))) for d in (None, torch.float64)
+    )
+    assert single.value == pytest.approx(double.value, rel=1e-4)
+
+
+class Clamped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def test_a_forward_pass_that_writes_into_its_weights_is_refused_and_undone():
+    embedding = nn.Embedding(5, 3, max_norm=0.5)
+    tokens = torch.randint(0, 5, (30, 4))
+    clamped = Clamped(4, 3)
+    for model, X, weight in (
+        (nn.Sequential(embedding, nn.Flatten(), nn.Linear(12, 3)), tokens, embedding.weight),
+        (clamped, torch.randn(30, 4), clamped.weight),
+    ):
+        before = weight.detach().clone()
+        with pytest.raises(ll.InputError, match="writes into parameter"):
+            Problem(model, train=(X, Y))
+        assert torch.equal(weight, before)
+
+
+def test_curvature_that_overflows_is_an_error():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    problem = Problem(model, train=(torch.randn(30, 4) * 1e20, Y))
+    for call in (
+        lambda: ll.trace(ll.hessian(problem)),
+        lambda: ll.layer_hessian(problem, "0"),
+        lambda: ll.diagonal(problem, "fisher"),
+    ):
+        with pytest.raises(ll.InputError, match="NaN or infinite"):
+            call()
+
+
+def test_matrices_that_torch_cannot_multiply_by_are_refused_in_words():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(5, 3, mode="mean"), nn.Linear(3, 3))
+    problem = Problem(model, train=(torch.randint(0, 5, (30, 4)), Y))
+    for make in (ll.ggn, ll.fisher):
+        with pytest.raises(ll.InputError, match="derivatives that torch does not have"):
+            ll.trace(make(problem))
+
+
+class Sign(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Binary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(Sign.apply(self.first(x)))
+
+
+def test_gradients_that_are_not_those_of_the_loss_have_no_hessian():
+    torch.manual_seed(0)
+    counted = nn.Embedding(5, 3, scale_grad_by_freq=True)
+    for model, X in (
+        (Binary(), torch.randn(30, 4)),
+        (
+            nn.Sequential(counted, nn.Flatten(), nn.Linear(12, 3)),
+            torch.randint(0, 5, (30, 4)),
+        ),
+    ):
+        with pytest.raises(ll.InputError, match="is not that of the loss"):
+            ll.hessian(Problem(model, train=(X, Y)))
+
+
+def test_mistakes_in_a_call_are_told_in_words():
+    model, X = nn.Linear(4, 3), torch.randn(30, 4)
+    with pytest.raises(ll.InputError, match="TorchScript"):
+        Problem(torch.jit.trace(model, X), train=(X, Y))
+    with pytest.raises(ll.InputError, match=r"whole number of at least 1; got 1\.5"):
+        Problem(model, train=(X, Y), batch_size=1.5)
+    with pytest.raises(ll.InputError, match="floating-point type; got torch.int32"):
+        Problem(model, train=(X, Y), dtype=torch.int32)
+    with pytest.raises(ll.InputError, match="as a tensor; got ndarray"):
+        ll.hessian(Problem(model, train=(X, Y))) @ np.ones(15)
