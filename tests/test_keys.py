@@ -46,7 +46,7 @@ def test_the_same_source_has_the_same_digest_in_every_place(package):
     [
         ("training/many.py", (True, True)),
         ("experiment/subject.py", (True, True)),
-        ("losses.py", (True, True)),
+        ("losses/loss.py", (True, True)),
         ("measures/trace.py", (True, False)),
         ("curvature/operators.py", (True, False)),
         ("analysis.py", (True, False)),
@@ -101,6 +101,7 @@ seed = [0, 1]
 """
 
 
+@pytest.mark.slow
 def test_runs_of_changed_source_are_done_again(tmp_path, package):
     """As commands of a copy of Lowland that is edited between them."""
     (tmp_path / "grid.toml").write_text(GRID)
@@ -135,7 +136,7 @@ def test_runs_of_changed_source_are_done_again(tmp_path, package):
     assert sweep() == (0, trainings)
     edit("analysis.py")  # measured again, and not trained again
     assert sweep() == (2, trainings)
-    edit("losses.py")
+    edit("losses/loss.py")
     assert printed("sweep", "--status", "out", "--json") == []  # none with this source
     fresh, more = sweep()
     assert (fresh, len(more)) == (2, 4)

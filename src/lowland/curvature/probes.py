@@ -9,7 +9,7 @@ one pass; their cross terms vanish on average.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,8 @@ METHOD = "random shifts of each sample's outputs"
 
 # Draws, over samples and passes, before the first look at their spread.
 _DRAWS = 512
+# Estimates of single samples that are held at once: 128 MiB.
+_HELD = 1 << 24
 # Weights drawn at once for samples that show a layer several positions.
 _DRAWN = 1 << 24
 
@@ -55,15 +57,17 @@ def remainder_trace(
     mean = torch.zeros(shape, dtype=torch.float64, device=problem.device)
     squares = torch.zeros_like(mean)  # sums of squared deviations from the mean
     # A standard error from few draws is one itself of little certainty.
-    passes, wanted = 0, max(4, math.ceil(_DRAWS / len(problem.train)))
+    least = max(4, math.ceil(_DRAWS / len(problem.train)))
+    passes, wanted = 0, min(max_passes, 2 ** math.ceil(math.log2(least)))
+    most = max(1, _HELD // mean.numel())
     while True:
         while passes < wanted:
-            passes += 1
-            now = torch.cat(list(draws.one_pass(generator)), dim=1)
-            now = torch.cat([now, now.sum(0, keepdim=True)])
-            step = now - mean
-            mean += step / passes
-            squares += step * (now - mean)
+            fresh = draws.of_all(generator, min(most, wanted - passes))  # (draws, names, N)
+            for now in torch.cat([fresh, fresh.sum(1, keepdim=True)], 1):
+                passes += 1
+                step = now - mean
+                mean += step / passes
+                squares += step * (now - mean)
         variance = squares / (passes - 1) / passes  # of each sample's mean
         shares = total(mean.sum(1)) / count
         errors = total(variance.sum(1)).sqrt() / count
@@ -83,13 +87,13 @@ class _Draws:
     problem: Problem
     names: list[str]
 
-    def one_pass(self, generator: torch.Generator) -> Iterator[Tensor]:
-        """Each sample's estimate for each parameter, (names, n), batch by batch."""
+    def of_all(self, generator: torch.Generator, count: int) -> Tensor:
+        """Each sample's estimate for each parameter, ``count`` times: (count, names, N)."""
         with self.problem.measuring():
-            for batch in self.problem.batches("train"):
-                yield self._of_batch(batch, generator)
+            batches = self.problem.batches("train")
+            return torch.cat([self._of_batch(b, generator, count) for b in batches], 2)
 
-    def _of_batch(self, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _of_batch(self, batch: Batch, generator: torch.Generator, count: int) -> Tensor:
         problem = self.problem
         seen = ForwardPass(problem, batch, self.names)
         if seen.opaque:
@@ -98,26 +102,31 @@ class _Draws:
         z = seen.outputs
         losses = problem.loss(z, batch.targets)
         uses = [use for name in self.names for use in seen.uses[name]]
-        shifts = [u for name in self.names for u in _shifts(seen, name, generator)]
-
-        def along(every: list[Tensor]) -> Tensor:
-            """The sum of what is shifted times how far."""
-            return torch.stack([(g * u).sum() for g, u in zip(every, shifts, strict=True)]).sum()
-
-        # dz along all shifts: the gradient of c . z is linear in c
-        c = torch.zeros_like(z).requires_grad_()
-        (dz,) = torch.autograd.grad(along(gradients(z, uses, c, create_graph=True)), c)
-        A = output_curvature(problem, z.detach(), batch.targets)
-        Adz = (A @ dz.reshape(len(dz), -1, 1)).view_as(z)
-        gauss_newton = gradients(z, uses, Adz)
-        first = along(gradients(losses, uses, create_graph=True))
-        second = gradients(first, uses) if first.requires_grad else gauss_newton
-        rows = {name: losses.new_zeros(len(losses), dtype=torch.float64) for name in self.names}
         places = [(name, i) for name in self.names for i in range(len(seen.uses[name]))]
-        for (name, i), u, s, g in zip(places, shifts, second, gauss_newton, strict=True):
-            product = seen.by_sample(name, i, (u * (s - g)).unsqueeze(0))
-            rows[name] += product.detach().double().flatten(1).sum(1)
-        return torch.stack(list(rows.values()))
+        A = output_curvature(problem, z.detach(), batch.targets)
+        c = torch.zeros_like(z).requires_grad_()
+        linear = gradients(z, uses, c, create_graph=True)  # linear in c
+        slopes = gradients(losses, uses, create_graph=True)
+        drawn = []
+        for _ in range(count):  # all on one graph
+            shifts = [u for name in self.names for u in _shifts(seen, name, generator)]
+            # dz along all shifts: the gradient of c . z is linear in c
+            (dz,) = torch.autograd.grad(_along(linear, shifts), c, retain_graph=True)
+            Adz = (A @ dz.reshape(len(dz), -1, 1)).view_as(z)
+            gauss_newton = gradients(z, uses, Adz)
+            first = _along(slopes, shifts)
+            second = gradients(first, uses) if first.requires_grad else gauss_newton
+            rows = {name: losses.new_zeros(len(losses), dtype=torch.float64) for name in self.names}
+            for (name, i), u, s, g in zip(places, shifts, second, gauss_newton, strict=True):
+                product = seen.by_sample(name, i, (u * (s - g)).unsqueeze(0))
+                rows[name] += product.detach().double().flatten(1).sum(1)
+            drawn.append(torch.stack(list(rows.values())))
+        return torch.stack(drawn)
+
+
+def _along(every: list[Tensor], shifts: list[Tensor]) -> Tensor:
+    """The sum of gradients times how far their outputs are shifted."""
+    return torch.stack([(g * u).sum() for g, u in zip(every, shifts, strict=True)]).sum()
 
 
 def _shifts(seen: ForwardPass, name: str, generator: torch.Generator) -> list[Tensor]:

@@ -13,7 +13,9 @@ from lowland.sweep.record import with_floats
 from lowland.usercode import imported, source_digest
 
 # The rooms of this package (its folders and files) whose code decides the trained weights.
-TRAINING_ROOMS = frozenset({"losses", "batches", "data", "optim", "training", "experiment"})
+TRAINING_ROOMS = frozenset(
+    {"losses", "batches", "distributed", "data", "optim", "training", "experiment"}
+)
 # Rooms that say, show, hand out or keep what others compute. All the rest decides what is recorded
 # of a run: a new room counts until it is named here.
 SILENT_ROOMS = frozenset(
