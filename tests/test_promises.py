@@ -135,7 +135,7 @@ def test_mistakes_in_a_call_are_told_in_words():
     model, X = nn.Linear(4, 3), torch.randn(30, 4)
     with pytest.raises(ll.InputError, match="TorchScript"):
         Problem(torch.jit.trace(model, X), train=(X, Y))
-    with pytest.raises(ll.InputError, match=r"whole number of at least 1; got 1\.5"):
+    with pytest.raises(ll.InputError, match=r"at least 1, and whole; got 1\.5"):
         Problem(model, train=(X, Y), batch_size=1.5)
     with pytest.raises(ll.InputError, match="floating-point type; got torch.int32"):
         Problem(model, train=(X, Y), dtype=torch.int32)

@@ -82,7 +82,7 @@ class Problem:
                 "a TorchScript model cannot be measured; pass the module that it was made from"
             )
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise InputError(f"batch_size must be a whole number of at least 1; got {batch_size}")
+            raise InputError(f"batch_size must be at least 1, and whole; got {batch_size}")
         if dtype is not None and not dtype.is_floating_point:
             raise InputError(f"dtype must be a floating-point type; got {dtype}")
         if memory < 1:
