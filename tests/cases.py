@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -151,6 +152,13 @@ CASES = {
         Case("tied", Tied, _normal(4)),
     ]
 }
+
+
+# The same names, with those that take many seconds left to the slow tests.
+SLOW_LAST = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("transformer", "lstm") else name
+    for name in CASES
+]
 
 
 def dense_hessian(problem: Problem, names: list[str] | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import lowland as ll
-from cases import CASES
+from cases import CASES, SLOW_LAST
 from lowland.dual import decomposition
 from lowland.errors import InputError
 from lowland.findings import Results, to_json
@@ -66,7 +66,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert list(out.parent.iterdir()) == [out]  # nothing is left beside it
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SLOW_LAST)
 def test_every_kind_of_model_gets_a_report(name, tmp_path):
     case = CASES[name]
     results = ll.analyze(case.problem(n=12), out=tmp_path / "out").results

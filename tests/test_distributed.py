@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import lowland as ll
@@ -43,6 +44,7 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_every_rank_gets_the_products_of_the_whole(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(

@@ -90,6 +90,7 @@ def test_in_a_linear_regression_widths_are_those_of_parabolas():
         np.testing.assert_allclose(width, expected, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_widths_end_where_the_loss_has_doubled():
     problem = make_problem()
     at = layers(problem)["2"]

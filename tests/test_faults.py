@@ -178,6 +178,7 @@ def test_a_worker_with_other_source_is_refused(cwd):
     assert whole(cwd) == 0
 
 
+@pytest.mark.slow
 def test_two_sweeps_at_once_share_the_work(cwd, undisturbed):
     both = [
         start(cwd, "grid.toml", "--out", "out", "--executor", "serial", "--json") for _ in range(2)
@@ -188,6 +189,7 @@ def test_two_sweeps_at_once_share_the_work(cwd, undisturbed):
     assert_finished(cwd / "out", undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=pytest.mark.slow)])
 def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(cwd, undisturbed, executor):
     args = ("grid.toml", "--out", "out", "--executor", executor, "--workers", "1")
@@ -207,6 +209,7 @@ def test_an_interrupt_stops_cleanly_and_the_same_command_goes_on(cwd, undisturbe
     assert_finished(cwd / "out", undisturbed)
 
 
+@pytest.mark.slow
 def test_a_broken_result_is_found_and_done_again(cwd, undisturbed):
     args = ("sweep", "grid.toml", "--out", "out", "--executor", "serial")
     assert run(*args, cwd=cwd).code == 0

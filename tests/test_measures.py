@@ -188,7 +188,13 @@ class TestBattery:
             assert "needs" in row.reason
 
 
-@pytest.mark.parametrize("case", ["lenet", "resnet", "transformer", "lstm", "mlp-gelu"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("lenet", "resnet", "mlp-gelu"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "lstm")),
+    ],
+)
 def test_every_measure_gives_a_number_or_a_reason_on_every_kind_of_model(case):
     rows = ll.measure(CASES[case].problem(n=12))
     assert len(rows) == sum(not m.trains for m in MEASURES.values())

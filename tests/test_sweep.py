@@ -191,6 +191,7 @@ def net():
 """
 
 
+@pytest.mark.slow
 def test_functions_of_the_user_are_seeded_and_part_of_the_key(tmp_path):
     (tmp_path / "mine.py").write_text(USERS)
     (tmp_path / "grid.toml").write_text(
@@ -277,6 +278,7 @@ def test_the_table(tmp_path):
     assert np.allclose(table["eq11"], table["sharp"] + table["flat"])
 
 
+@pytest.mark.slow
 def test_the_words_of_the_command(cwd):
     ran = run("sweep", "grid.toml", "--out", "out", "--executor", "serial", cwd=cwd)
     assert f"{RUNS} runs in out: {RUNS} done now" in ran.out
