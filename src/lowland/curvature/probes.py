@@ -29,6 +29,7 @@ METHOD = "random shifts of each sample's outputs"
 
 # Draws, over samples and passes, before the first look at their spread.
 _DRAWS = 512
+_MOST_DRAWS = 1 << 15
 # Estimates of single samples that are held at once: 128 MiB.
 _HELD = 1 << 24
 # Weights drawn at once for samples that show a layer several positions.
@@ -40,14 +41,17 @@ def remainder_trace(
     curved: list[Layer],
     *,
     target: float,
-    max_passes: int = 256,
+    max_passes: int | None = None,
     seed: int = 0,
 ) -> Estimate:
     """The trace of ``H - GGN`` over parameters that can be seen through.
 
     Passes are doubled until the standard error is below ``target``. It is pooled over samples, each
-    with as many draws as there were passes.
+    with as many draws as there were passes. They end at ``max_passes``: 256 or, of few samples, as
+    many as make 32,768 draws.
     """
+    if max_passes is None:
+        max_passes = max(256, _MOST_DRAWS // len(problem.train))
     names = [layer.parameter for layer in curved]
     draws = _Draws(problem, names)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
