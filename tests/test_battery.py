@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -156,7 +156,9 @@ def mean_loss(model: nn.Module, X: Tensor, y: Tensor, loss: object) -> Tensor:
     return value.mean()
 
 
-def truth(model: nn.Module, X: Tensor, y: Tensor, loss: object, names: list[str]) -> Tensor:
+def truth(
+    model: nn.Module, X: Tensor, y: Tensor, loss: object, names: list[str], h: float = 1e-6
+) -> Tensor:
     """The Hessian by central differences of gradients, one weight at a time."""
     params = [dict(model.named_parameters())[name] for name in names]
 
@@ -166,7 +168,7 @@ def truth(model: nn.Module, X: Tensor, y: Tensor, loss: object, names: list[str]
         )
         return torch.cat([g.flatten() for g in slopes])
 
-    h, rows = 1e-6, []
+    rows = []
     for p in params:
         for i in range(p.numel()):
             ends = []
@@ -190,6 +192,9 @@ def check(case: Case) -> None:
     assert ("head.bias" in names) == (not case.frozen)
     dense = truth(model, X, y, loss, names)
     scale = float(dense.abs().max())
+    # Not where a unit stands exactly at its kink: there differences have no limit.
+    other = truth(model, X, y, loss, names, 1e-5)
+    assume(float((dense - other).abs().max()) <= 1e-3 * scale)
     close = {"rtol": 1e-4, "atol": 1e-6 * scale + 1e-8}
     H = ll.hessian(problem)
     torch.testing.assert_close(H.dense(), dense, **close)

@@ -95,7 +95,7 @@ def test_quickstart_runs_from_top_to_bottom(desk):
     printed = follow(DOCS / "quickstart.md", desk, "python", "sh")
     assert "my-report/report.html" in printed
     assert (desk / "copy.html").stat().st_size > 100_000
-    files = {"report.html", "results.json", "arrays.npz", "weights.safetensors"}
+    files = {"SHA256SUMS", "report.html", "results.json", "arrays.npz", "weights.safetensors"}
     assert {path.name for path in (desk / "my-report").iterdir()} == files
 
 

@@ -29,7 +29,7 @@ METHOD = "random shifts of each sample's outputs"
 
 # Draws, over samples and passes, before the first look at their spread.
 _DRAWS = 512
-_MOST_DRAWS = 1 << 15
+_MOST_DRAWS = 1 << 17
 # Estimates of single samples that are held at once: 128 MiB.
 _HELD = 1 << 24
 # Weights drawn at once for samples that show a layer several positions.
@@ -48,7 +48,7 @@ def remainder_trace(
 
     Passes are doubled until the standard error is below ``target``. It is pooled over samples, each
     with as many draws as there were passes. They end at ``max_passes``: 256 or, of few samples, as
-    many as make 32,768 draws.
+    many as make 131,072 draws.
     """
     if max_passes is None:
         max_passes = max(256, _MOST_DRAWS // len(problem.train))
