@@ -46,25 +46,29 @@ def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -
                 f"{8 * at.size**2 / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
             )
     series = {n: at for n, at in chosen.items() if kind == "hessian" and at.in_series}
-    sums: dict[str, Tensor] = {}
-    outer: dict[str, bool] = {}
+    sums: dict[tuple[str, bool], Tensor] = {}
     rest = [at for name, at in chosen.items() if name not in series]
     with problem.measuring():
         for parts in factors(problem, rest, kind):
             for parameter, part in parts.items():
+                # Batches that show a routed layer one position are packed, the others are not.
+                place = parameter, part.is_outer
                 more = part.dense_sum().double()
-                sums[parameter] = sums[parameter] + more if parameter in sums else more
-                outer[parameter] = part.is_outer
+                sums[place] = sums[place] + more if place in sums else more
         count = problem.count()
-        means = {name: finite(total(s) / count) for name, s in sums.items()}
+        means = {place: finite(total(s) / count) for place, s in sums.items()}
     blocks = {}
     for name in chosen:
         at = layer(problem, name)  # an error if it could not be seen through on all data
         if name in series:  # one product for each weight: cross terms between its uses included
             blocks[name] = hessian(problem, [at.parameter]).dense().double()
         else:
-            mean = means[at.parameter]
-            blocks[name] = unpacked(mean, at) if outer[at.parameter] else mean
+            shares = [
+                unpacked(mean, at) if packed else mean
+                for (parameter, packed), mean in means.items()
+                if parameter == at.parameter
+            ]
+            blocks[name] = sum(shares[1:], shares[0])
     return blocks
 
 
