@@ -61,8 +61,8 @@ def test_passes_stop_when_the_error_is_small_enough():
     rough = remainder_trace(problem, chosen, target=1e9)
     assert rough.samples == 64  # 512 draws over 9 samples, as a power of two
     assert rough.converged
-    fine = remainder_trace(problem, chosen, target=rough.stderr / 2, max_passes=1024)
-    assert fine.stderr <= rough.stderr / 2
+    fine = remainder_trace(problem, chosen, target=rough.stderr / 4, max_passes=4096)
+    assert fine.stderr <= rough.stderr / 4
     assert fine.samples > rough.samples
 
 

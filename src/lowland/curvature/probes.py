@@ -47,11 +47,11 @@ def remainder_trace(
     """The trace of ``H - GGN`` over parameters that can be seen through.
 
     Passes are doubled until the standard error is below ``target``. It is pooled over samples, each
-    with as many draws as there were passes. They end at ``max_passes``: 256 or, of few samples, as
-    many as make 131,072 draws.
+    with as many draws as there were passes. They end at ``max_passes``: 1,024 or, of few samples,
+    as many as make 131,072 draws.
     """
     if max_passes is None:
-        max_passes = max(256, _MOST_DRAWS // len(problem.train))
+        max_passes = max(1024, _MOST_DRAWS // len(problem.train))
     names = [layer.parameter for layer in curved]
     draws = _Draws(problem, names)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
