@@ -156,9 +156,7 @@ CASES = {
 
 def some_fast(*fast: str) -> list[object]:
     """The names of all cases, with those that are not named left to the slow tests."""
-    return [
-        name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in CASES
-    ]
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 def dense_hessian(problem: Problem, names: list[str] | None = None) -> Tensor:

@@ -108,6 +108,9 @@ def test_every_kind_of_model_gets_a_report(name, tmp_path):
     results = ll.analyze(case.problem(n=12), out=tmp_path / "out").results
     assert (tmp_path / "out" / "report.html").stat().st_size > 1e6
     assert results.duality.trusted
+    for row in results.measures:
+        assert (row.value is None) != (row.reason is None), row.name
+        assert row.value is None or math.isfinite(row.value), row.name
     if name == "transformer":  # tokens are no points in space, and data goes around most layers
         assert results.subject.layer == "head"
         assert any("paired by what layer" in note for note in results.notes)

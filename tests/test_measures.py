@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowland as ll
-from cases import CASES, dense_hessian
+from cases import CASES, dense_hessian, some_fast
 from lowland.curvature.operators import Curvature
 from lowland.errors import InputError
 from lowland.measures import Measurement, registered, stressed
@@ -213,13 +213,7 @@ class TestBattery:
             assert "needs" in told.reason
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("lenet", "resnet", "mlp-gelu"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "lstm")),
-    ],
-)
+@pytest.mark.parametrize("case", some_fast("resnet", "mlp-gelu"))
 def test_every_measure_gives_a_number_or_a_reason_on_every_kind_of_model(case):
     rows = ll.measure(CASES[case].problem(n=12))
     assert len(rows) == sum(not m.trains for m in MEASURES.values())
@@ -270,7 +264,8 @@ def test_values_of_the_outcome_measures():
     X, y = data(N, 0)
     Xt, yt = data(12, 1)
     model = network()
-    found = ll.measure(problem(model))
+    names = ["train_loss", "test_loss", "gap", "train_error", "test_error"]
+    found = ll.measure(problem(model), names)
     with torch.no_grad():
         train = nn.functional.cross_entropy(model(X), y).item()
         losses = nn.functional.cross_entropy(model(Xt), yt, reduction="none")
@@ -288,7 +283,7 @@ def test_values_of_the_outcome_measures():
 def test_curvature_measures_equal_those_of_the_dense_hessian(name):
     of = CASES[name].problem()
     H = dense_hessian(of)
-    found = ll.measure(of)
+    found = ll.measure(of, ["trace", "largest_eigenvalue", "weight_norm"])
     assert found["trace"].value == pytest.approx(H.trace().item(), rel=1e-9)
     assert found["largest_eigenvalue"].value == pytest.approx(
         torch.linalg.eigvalsh(H)[-1].item(), rel=1e-6
@@ -298,7 +293,7 @@ def test_curvature_measures_equal_those_of_the_dense_hessian(name):
 
 
 def test_a_measure_that_does_not_apply_says_so_and_the_rest_go_on():
-    regression = ll.measure(CASES["mlp-relu"].problem(loss="mse"))
+    regression = ll.measure(CASES["mlp-relu"].problem(loss="mse"), ["test_error", "weight_norm"])
     assert regression["test_error"].value is None
     assert "needs class labels" in regression["test_error"].reason
     assert regression["weight_norm"].value > 0
