@@ -69,6 +69,7 @@ def effective_dimension(
     A: Operator | Spectrum,
     alpha: float,
     *,
+    rank: int | None = None,
     rtol: float = 0.05,
     steps: int = 32,
     probes: int = 8,
@@ -78,6 +79,10 @@ def effective_dimension(
 
     (MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020.) A negative eigenvalue counts as zero: it
     determines no direction, and its term would have a pole at ``-alpha``.
+
+    Of a matrix of which no more than ``rank`` eigenvalues can differ from zero, as of the GGN of few
+    samples, rounding moves no others: a product with a vector of its null space is made of its
+    range all the same.
 
     >>> effective_dimension(Dense(torch.diag(torch.tensor([3.0, 1.0, -2.0]))), alpha=1.0)
     1.25 (exact, 0 products)
@@ -101,8 +106,12 @@ def effective_dimension(
         float((loose[1] * determined(loose[0] + sign * spectrum.rounding)).sum())
         for sign in (1, -1)
     )
-    if up - down > 1e-3 * found.value:
-        found = replace(found, stderr=math.hypot(found.stderr, (up - down) / math.sqrt(12)))
+    moved = up - down
+    if rank is not None and not spectrum.exact:
+        singles = int(spectrum.single.sum())
+        moved *= min(1.0, max(0, rank - singles) / max(1, spectrum.size - singles))
+    if moved > 1e-3 * found.value:
+        found = replace(found, stderr=math.hypot(found.stderr, moved / math.sqrt(12)))
     return replace(found, converged=found.stderr <= rtol * found.value)
 
 
