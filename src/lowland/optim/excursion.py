@@ -112,11 +112,11 @@ class Exploring(Around):
 
     def _call(self, closure: Closure) -> Any:
         """The loss, after a closure that must not add its gradients to those it finds."""
-        found = [(p, g) for p, g, _ in self._with_gradients()]
+        before = [(p, g) for p, g, _ in self._with_gradients()]
         self._excursion.cleared = False
         with torch.enable_grad():
             loss = closure()
-        if not self._excursion.cleared and any(p.grad is g for p, g in found):
+        if not self._excursion.cleared and any(p.grad is g for p, g in before):
             raise InputError(
                 "the closure must clear gradients with zero_grad, as it is called at several"
                 " points; to accumulate gradients over batches, use the form without a closure"
