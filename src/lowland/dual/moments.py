@@ -17,7 +17,7 @@ _COMPONENTS = 1 << 25
 
 @dataclass(frozen=True)
 class Moments:
-    """Of ``dW_k`` and ``g_k = ratio_k dW_k`` over K pairs."""
+    """Means, spreads and correlations of ``dW_k`` and ``g_k = ratio_k dW_k`` over K pairs."""
 
     mu_w: Tensor  # along each direction, (n,), as all down to c
     mu_g: Tensor

@@ -61,7 +61,7 @@ def losses_with_changes(problem: Problem, layer: Layer, batch: Batch, changes: T
 
 
 class _Changed(TorchFunctionMode):
-    """While it is on, a change is added to what calls of torch make of one parameter."""
+    """While active, adds a change to the outputs of torch's products with one parameter."""
 
     def __init__(self, parameter: Tensor, change: Tensor) -> None:
         super().__init__()

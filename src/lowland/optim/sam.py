@@ -43,7 +43,7 @@ class SAM(Exploring):
         super().__init__(params, base, {"rho": rho}, options)
 
     def _metric(self, p: Tensor, group: dict[str, Any]) -> Tensor | float:
-        """What the ball is measured in, for each weight."""
+        """The unit in which the ball is measured, for each weight."""
         return 1.0
 
     @torch.no_grad()
