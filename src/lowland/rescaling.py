@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from lowland.curvature import (
-    ForwardPass,
-    Layer,
-    layers,
-    matrices,
-)
+from lowland.curvature import ForwardPass, Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature import (
-    eigsh,
-    rounding,
-)
+from lowland.curvature import eigsh, rounding
 from lowland.dual.shifts import Shifts
 
 # Components of all pairs held at once: 256 MiB in float64.

@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lowland.batches import Batch, Inputs
-from lowland.curvature import (
-    Layer,
-)
+from lowland.curvature import Layer
 from lowland.errors import InputError
 from lowland.problem import Problem
 

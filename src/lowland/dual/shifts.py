@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature import (
-    ForwardPass,
-    Layer,
-    matrices,
-    rounding,
-    samples_within,
-)
+from lowland.curvature import ForwardPass, Layer, matrices, rounding, samples_within
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError
