@@ -8,6 +8,23 @@ background jobs with SIGINT ignored, which all their children inherit.
 import os
 import signal
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for subprocesses
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples everywhere, and none fails for being slow on a busy machine.
+settings.register_profile(
+    "lowland", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("lowland")
+
+# The files that take longest, which workers take whole: first, so that none is left at the end.
+LONG = ("uses", "measures", "faults", "executors", "studies", "analysis", "cli", "sweep", "report")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))

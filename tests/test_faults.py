@@ -108,10 +108,8 @@ def whole(cwd: Path) -> int:
     return len(list((cwd / "out").glob("runs/[!.]*")))
 
 
-@pytest.mark.parametrize(
-    ("forked", "commands"), [(5, 0), pytest.param(16, 4, marks=pytest.mark.slow)]
-)
-def test_kill_9_at_any_moment(cwd, undisturbed, forked, commands):
+@pytest.mark.slow
+def test_kill_9_at_any_moment(cwd, undisturbed):
     """Then resumed: none lost, none twice, and to the last bit what an undisturbed sweep finds."""
     chance = random.Random(0)
     seen = []
@@ -125,7 +123,7 @@ def test_kill_9_at_any_moment(cwd, undisturbed, forked, commands):
         text=True,
     )
     with parent:
-        for _ in range(forked):
+        for _ in range(16):
             print(file=parent.stdin, flush=True)
             victim = int(parent.stdout.readline())
             more = chance.choice([0, 0, 1, 2])  # runs that this one may finish
@@ -136,7 +134,7 @@ def test_kill_9_at_any_moment(cwd, undisturbed, forked, commands):
             seen.append(whole(cwd))
         parent.stdin.close()
     # With processes there are orphans to mind.
-    for _ in range(commands):
+    for _ in range(4):
         process = start(cwd, "grid.toml", "--out", "out", "--executor", "processes")
         time.sleep(chance.uniform(3, 7))
         process.kill()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from commandline import entries, run
+from commandline import entries, run, run_inside
 from lowland.errors import InputError
 from lowland.studies import Claim, Study, reproduce
 from lowland.studies.claims import between
@@ -32,7 +32,7 @@ def test_mistakes_are_told_in_a_line(tmp_path):
         (("feng-tu:fig33",), "did you mean 'feng-tu:fig3'?"),
         (("--pages", "docs"), "holds no study that was reproduced"),
     ):
-        ran = run("reproduce", *args, "--quiet", cwd=tmp_path)
+        ran = run_inside("reproduce", *args, "--quiet", cwd=tmp_path)
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
         assert len(ran.err.splitlines()) == 1
@@ -57,18 +57,18 @@ def test_pages_tell_of_studies_of_ones_own(tmp_path):
         claims=(Claim("The loss is small.", "a guess", between("train_loss", 0, 1)),),
     )
     reproduce(study, tmp_path / "store", executor="serial")
-    ran = run("reproduce", "--out", "store", "--pages", "docs", cwd=tmp_path)
+    ran = run_inside("reproduce", "--out", "store", "--pages", "docs", cwd=tmp_path)
     assert ran.code == 0, ran.err
     assert "page: docs/mine.md" in ran.out
     assert "# mine" in (tmp_path / "docs" / "mine.md").read_text()
     assert (tmp_path / "docs" / "mine-rates.png").is_file()
     reproduce(study, tmp_path / "store", executor="serial")  # takes the place of the first
-    assert run("reproduce", "--out", "store", "--pages", "docs", cwd=tmp_path).code == 0
+    assert run_inside("reproduce", "--out", "store", "--pages", "docs", cwd=tmp_path).code == 0
 
     for name in ("mine.md", "mine-rates.png"):  # a file of the user's does not give way
         (tmp_path / name / "pages").mkdir(parents=True)
         (tmp_path / name / "pages" / name).write_text("of the user")
-        ran = run("reproduce", "--out", "store", "--pages", f"{name}/pages", cwd=tmp_path)
+        ran = run_inside("reproduce", "--out", "store", "--pages", f"{name}/pages", cwd=tmp_path)
         assert (ran.code, ran.out) == (2, "")
         assert f"pages holds '{name}', which Lowland did not write" in ran.err
         assert entries(tmp_path / name / "pages") == {name}

@@ -330,14 +330,6 @@ def test_several_studies_are_one_sweep(tiny, tmp_path):
     assert both[1].seconds == pytest.approx(sum(s for _, s in spent))
 
 
-def test_quick_is_said(done, tiny, tmp_path):
-    outcome = reproduce(tiny, tmp_path / "store", quick=True, executor="serial")
-    assert (outcome.quick, outcome.runs, outcome.realisations) == (True, 4, (2,))
-    assert outcome.command == "lowland reproduce some:fig1 --quick"
-    assert "quick version" in page([outcome])
-    assert "quick version" not in page([done[1]])
-
-
 def test_a_failure_leaves_the_old_outcome(done, tiny):
     out, _ = done
     folder = out / "studies" / "some-fig1"
@@ -426,10 +418,14 @@ def test_a_reason_is_given_once_and_only_for_what_does_not_hold():
     assert line not in told("does not hold", quick=True)  # it was found with the full version
 
 
-def test_the_full_version_stands_before_the_quick_one(done, tiny, tmp_path):
+def test_the_full_version_stands_before_the_quick_one_which_says_so(done, tiny, tmp_path):
     out, outcome = tmp_path / "store", done[1]
     shutil.copytree(done[0], out)
     quick = reproduce(tiny, out, quick=True, executor="serial")
+    assert (quick.quick, quick.runs, quick.realisations) == (True, 4, (2,))
+    assert quick.command == "lowland reproduce some:fig1 --quick"
+    assert "quick version" in page([quick])
+    assert "quick version" not in page([outcome])
     assert (out / quick.folder / f"{quick.file}.svg").is_file()
     assert outcomes(out) == [outcome]
     shutil.rmtree(out / outcome.folder)

@@ -356,9 +356,9 @@ def test_the_device_is_that_of_the_environment(tmp_path, monkeypatch):
 
 
 def test_train_makes_weights_curves_and_a_report(tmp_path):
-    ran = run(
+    ran = run_inside(
         *("train", "--data", "digits", "--network", "64-10-8-10", "--optimizer", "sam"),
-        *("--learning-rate", "0.2", "--stop-loss", "0.1", "--measures", "trace", "--json"),
+        *("--learning-rate", "0.2", "--stop-loss", "0.3", "--measures", "trace", "--json"),
         cwd=tmp_path,
     )
     assert ran.code == 0, ran.err
@@ -371,7 +371,7 @@ def test_train_makes_weights_curves_and_a_report(tmp_path):
     weights = mlp((64, 10, 8, 10))
     load_weights(weights, out / "weights.safetensors")
     X, y = ll.data.load("digits").train
-    assert torch.nn.functional.cross_entropy(weights(X), y).item() < 0.1
+    assert torch.nn.functional.cross_entropy(weights(X), y).item() < 0.3
     assert "sam" in (out / "report.html").read_text()
 
 

@@ -62,12 +62,14 @@ class _NotYet(Exception):
     """Leaves a replaced_directory block without replacing anything."""
 
 
-def write_file(target: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a part."""
+def write_file(target: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    if isinstance(content, str):
+        content = content.encode(errors="replace")
     beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
     try:
         with _writing(str(target)):
-            beside.write_text(text, encoding="utf-8", errors="replace")
+            beside.write_bytes(content)
             os.replace(beside, target)
     finally:
         with _undisturbed(), contextlib.suppress(OSError):

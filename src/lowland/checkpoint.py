@@ -138,7 +138,7 @@ def _why_unreadable(path: Path, error: Exception) -> str:
 
 
 def _named_as(expected: Mapping[str, Tensor], stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What was found under the model's own names, where only a wrapper's prefix lies between."""
+    """The stored tensors by the model's own names, if only the prefix of a wrapper is between."""
     if stored.keys() == expected.keys():
         return stored
     ours = {_bare(k): k for k in expected}
@@ -158,7 +158,7 @@ def _bare(name: str) -> str:
 
 
 def _place(t: Tensor) -> tuple[int, torch.Size]:
-    """Equal for tied tensors."""
+    """Address and shape of a tensor, which are equal for tied ones."""
     return t.data_ptr(), t.shape
 
 
@@ -170,6 +170,6 @@ def _form(t: Tensor) -> str:
     return f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}"
 
 
-def _some(names: list[str], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -202,35 +202,35 @@ def _resamples(rng: np.random.Generator, K: int, count: int) -> Vector:
 def _comparable(first: Analysis, second: Analysis) -> tuple[Decomposition, Decomposition]:
     """One decomposition of each, made in the same way: balanced, where both of them can be."""
     results = first.results, second.results
-    balanced = tuple(its.comparable for its in results)
-    one, other = balanced if None not in balanced else (its.duality for its in results)
-    for its, split in zip(results, (one, other), strict=True):
+    balanced = [its.comparable for its in results]
+    chosen = balanced if None not in balanced else [its.duality for its in results]
+    splits = []
+    for its, split in zip(results, chosen, strict=True):
         if split is None or split.per_pair is None:
             raise InputError(
                 f"the analysis of {its.subject.title!r} holds no decomposition of single pairs to "
                 "compare; run it again with a layer that has a dual"
             )
-    assert one is not None
-    assert other is not None
+        splits.append(split)
     for name in ("basis", "gauge", "pairing"):
-        mine, yours = (getattr(split.setting, name) for split in (one, other))
+        mine, yours = (getattr(split.setting, name) for split in splits)
         if mine != yours:
             raise InputError(
                 f"the two analyses differ in their {name} ({mine}; {yours}); analyse both in the "
                 "same way"
             )
-    return one, other
+    return splits[0], splits[1]
 
 
 def _check_same_data(first: Analysis, second: Analysis) -> None:
-    one, other = first.results, second.results
-    if one.subject.loss != other.subject.loss:
+    before, after = first.results, second.results
+    if before.subject.loss != after.subject.loss:
         raise InputError(
-            f"the two analyses are of different losses ({one.subject.loss}; "
-            f"{other.subject.loss}), whose gaps are not comparable; analyse both with one loss"
+            f"the two analyses are of different losses ({before.subject.loss}; "
+            f"{after.subject.loss}), whose gaps are not comparable; analyse both with one loss"
         )
-    if one.subject.fingerprint != other.subject.fingerprint:
-        names = [its.origin.data or "data given in Python" for its in (one, other)]
+    if before.subject.fingerprint != after.subject.fingerprint:
+        names = [its.origin.data or "data given in Python" for its in (before, after)]
         raise InputError(
             f"the two analyses are of different data ({names[0]}; {names[1]}); a paired comparison "
             "needs the same training and test samples"

@@ -127,7 +127,7 @@ def file_sha256(path: Path) -> str:
 
 
 def sha256(content: bytes) -> str:
-    """The same of its content."""
+    """The checksum of the content of a file."""
     return hashlib.sha256(content).hexdigest()
 
 

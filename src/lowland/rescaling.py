@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from lowland.curvature import (
-    ForwardPass,
-    Layer,
-    layers,
-    matrices,
-)
+from lowland.curvature import ForwardPass, Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 
@@ -89,7 +84,9 @@ def _units(source: Layer) -> int:
 
 @differentiating()
 def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
-    """The same function with other weights, on a copy of the model; the last one: same decisions.
+    """A copy of the problem whose model has other weights and computes the same function.
+
+    With ``"outputs"`` it computes a multiple of that function, and so makes the same decisions.
 
     Args:
         problem: the model, and data on which every place is tried before it is used.
@@ -153,7 +150,11 @@ def _through_norms(problem: Problem, factor: float, seed: int) -> Problem:
 
 
 def _before_norms(problem: Problem, followed: list[tuple[Layer, Layer]], factor: float) -> Problem:
-    """The variance takes the epsilon with it, so that the function is the same to rounding."""
+    """A copy of the problem with the weights before some BatchNorms times ``factor``.
+
+    Running means and variances follow, and the variance takes the epsilon with it: the function is
+    the same to rounding.
+    """
     params = _params(problem)
     changed = {}
     for source, norm in followed:
@@ -279,7 +280,7 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
 
 
 def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
-    """Where units can be rescaled: tried on some samples, so that only what holds is returned.
+    """All joints whose units can be rescaled; each was tried on some samples.
 
     Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``.
     """

@@ -33,16 +33,16 @@ def read(name: str, data_dir: str | Path | None) -> tuple[Samples, Samples, Path
     training = f"{FOLDER}/data_batch_1 (and as many of _2 to _5 as you like)"
     root = locate(name, data_dir, [training, f"{FOLDER}/{test_file}"])
     folder = root / FOLDER
-    found = [folder / file for file in train_files if (folder / file).is_file()]
-    absent = [] if found else [training]
+    present = [folder / file for file in train_files if (folder / file).is_file()]
+    absent = [] if present else [training]
     if not (folder / test_file).is_file():
         absent.append(f"{FOLDER}/{test_file}")
     if absent:
         raise missing(name, root, absent)
 
-    images, labels = zip(*map(_batch, found), strict=True)
+    images, labels = zip(*map(_batch, present), strict=True)
     train = np.concatenate(images), np.concatenate(labels)
-    return train, _batch(folder / test_file), folder, len(found)
+    return train, _batch(folder / test_file), folder, len(present)
 
 
 def _batch(path: Path) -> Samples:

@@ -50,9 +50,9 @@ def check_published(path: Path, content: bytes, md5: str) -> None:
     its lookalikes are easily mistaken for it (KMNIST has MNIST's file names and sizes). A smaller
     file is somebody's own and is held to its structure only.
     """
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != md5:
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if digest != md5:
         raise InputError(
-            f"{path} is not the published file: expected content with md5 {md5}, found {found}; "
+            f"{path} is not the published file: expected content with md5 {md5}, found {digest}; "
             "download it anew"
         )

@@ -47,14 +47,14 @@ class Basis:
 
 
 def number_listed(M: int, directions: int | None) -> int:
-    """How many directions of M weights are computed, where the caller asks for so many."""
+    """How many of M directions are computed: as many as the caller asks for, or the default."""
     return min(M, directions or (M if M <= ALL_DIRECTIONS else LEADING))
 
 
 def bases(
     problem: Problem, chosen: list[Layer], kind: Kind, directions: int | None
 ) -> dict[str, Basis]:
-    """Every layer's directions, all that can share a pass over the data from one."""
+    """The directions of each layer by its name; layers share passes over the data."""
     routes = {layer.name: _route(problem, layer, kind, directions) for layer in chosen}
     by_name = {}
     dense = [name for name, route in routes.items() if route == "dense"]

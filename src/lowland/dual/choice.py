@@ -13,7 +13,7 @@ from lowland.problem import Problem
 
 @dataclass(frozen=True)
 class Choice:
-    """A layer and pairs, and in words what stood against the usual ones."""
+    """The layer to decompose, the pairs, and notes that say why these are not the usual ones."""
 
     layer: str
     pairs: Pairs

@@ -4,11 +4,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature import (
-    ForwardPass,
-    Layer,
-    sample_gradients,
-)
+from lowland.curvature import ForwardPass, Layer, sample_gradients
 from lowland.dual.replay import losses_with_changes
 from lowland.dual.shifts import Shifts
 from lowland.errors import InputError

@@ -9,9 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from lowland.curvature import (
-    Layer,
-)
+from lowland.curvature import Layer
 from lowland.dual.replay import losses_at_each, shaped
 from lowland.problem import Problem
 

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature import (
-    eigsh,
-    rounding,
-)
+from lowland.curvature import eigsh, rounding
 from lowland.dual.shifts import Shifts
 
 # Components of all pairs held at once: 256 MiB in float64.
@@ -17,7 +14,7 @@ _COMPONENTS = 1 << 25
 
 @dataclass(frozen=True)
 class Moments:
-    """Of ``dW_k`` and ``g_k = ratio_k dW_k`` over K pairs."""
+    """Means, spreads and correlations of ``dW_k`` and ``g_k = ratio_k dW_k`` over K pairs."""
 
     mu_w: Tensor  # along each direction, (n,), as all down to c
     mu_g: Tensor

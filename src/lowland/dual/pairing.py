@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lowland.curvature import (
-    ForwardPass,
-    layer,
-)
+from lowland.curvature import ForwardPass, layer
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 

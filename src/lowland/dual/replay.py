@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lowland.batches import Batch, Inputs
-from lowland.curvature import (
-    Layer,
-)
+from lowland.curvature import Layer
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -61,7 +59,7 @@ def losses_with_changes(problem: Problem, layer: Layer, batch: Batch, changes: T
 
 
 class _Changed(TorchFunctionMode):
-    """While it is on, a change is added to what calls of torch make of one parameter."""
+    """While active, adds a change to the outputs of torch's products with one parameter."""
 
     def __init__(self, parameter: Tensor, change: Tensor) -> None:
         super().__init__()

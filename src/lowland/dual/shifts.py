@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature import (
-    ForwardPass,
-    Layer,
-    matrices,
-    rounding,
-    samples_within,
-)
+from lowland.curvature import ForwardPass, Layer, matrices, rounding, samples_within
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError
@@ -125,12 +119,12 @@ class Shifts:
 
 
 def layers_with_dual(problem: Problem) -> dict[str, Layer]:
-    """The layers that act on a sample as one matrix, whose outcome does not come back to it."""
+    """The dense and convolutional layers whose outputs do not come back to them as inputs."""
     return {name: layer for name, layer in matrices(problem).items() if not layer.in_series}
 
 
 def held_bytes(layer: Layer, pairs: int) -> int:
-    """What :class:`Shifts` of this layer takes."""
+    """How many bytes the :class:`Shifts` of so many pairs take in this layer."""
     groups, out, inputs = layer.shape
     rank = min(layer.positions, inputs)
     return 8 * pairs * groups * min(rank * (out + inputs), out * inputs)
@@ -275,7 +269,7 @@ def _joined(parts: list[Shifts]) -> Shifts:
 
 
 def _bytes(layer: Layer) -> int:
-    """What one pair takes while its shifts are computed."""
+    """How many bytes one pair takes while its shifts are computed."""
     groups, out, inputs = layer.shape
     T, small = layer.positions, min(layer.positions, inputs)
     numbers = 4 * T * inputs + 4 * T * out + 3 * small**2 + 4 * out * inputs

@@ -21,7 +21,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Part(Change):
-    """What one determinant of the gap changed of it."""
+    """How much of the gap's change one of its determinants makes."""
 
     sharp: Change | None  # the same in the sharpest directions; the means have none
     flat: Change | None  # and in the others

@@ -104,7 +104,7 @@ class Directions:
 
 @dataclass(frozen=True)
 class PairValues:
-    """Of every pair that has a dual shift."""
+    """One number, or row of numbers, for each pair that has a dual shift."""
 
     train: np.ndarray  # its training sample's place in the data, (K,)
     test: np.ndarray  # its test sample's, (K,)

@@ -77,7 +77,7 @@ class EntropySGD(Exploring):
         self.langevin = langevin
 
     def step(self, closure: Closure | None = None) -> Any:
-        """With a closure, the inner steps that are missing, then the base's; without, one of them.
+        """With a closure all inner steps that are left, without one a single one; then the base's.
 
         Returns the first loss of the closure, which is that at the weights w.
         """

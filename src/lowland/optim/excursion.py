@@ -15,7 +15,7 @@ from lowland.optim.around import Around, Closure
 
 
 class Excursion:
-    """Where weights and running averages were before, for the way back.
+    """The values of weights and running averages before they were moved, to put them back.
 
     A pass away from the weights sees a model that nobody will keep, so its activations must leave
     no trace in the running averages of batch normalisation. An optimiser does not know the model: a
@@ -34,7 +34,7 @@ class Excursion:
         self._handle: RemovableHandle | None = None
 
     def start_of(self, p: Tensor) -> Tensor:
-        """The value of a weight before it went away: its value now, if it has not yet."""
+        """The value of a weight before it was moved, which is noted when it is first asked for."""
         if p not in self._weights:
             self._weights[p] = p.detach().clone()
         return self._weights[p]
@@ -46,7 +46,7 @@ class Excursion:
             self._handle = self._hook()
 
     def end(self, *, put_back: bool) -> None:
-        """Forget all, after putting it back or not."""
+        """Forget the noted values, after putting them back if that is asked for."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -112,11 +112,11 @@ class Exploring(Around):
 
     def _call(self, closure: Closure) -> Any:
         """The loss, after a closure that must not add its gradients to those it finds."""
-        found = [(p, g) for p, g, _ in self._with_gradients()]
+        before = [(p, g) for p, g, _ in self._with_gradients()]
         self._excursion.cleared = False
         with torch.enable_grad():
             loss = closure()
-        if not self._excursion.cleared and any(p.grad is g for p, g in found):
+        if not self._excursion.cleared and any(p.grad is g for p, g in before):
             raise InputError(
                 "the closure must clear gradients with zero_grad, as it is called at several"
                 " points; to accumulate gradients over batches, use the form without a closure"

@@ -37,11 +37,11 @@ class ReplicatedSGD(Around):
         scoping: float = 1e-3,
         **options: Any,
     ) -> None:
-        groups = [_groups(one) for one in replicas]
+        groups = [_groups(replica) for replica in replicas]
         self.count = len(groups)
         if self.count < 2:
             raise InputError(f"replicas must be at least two; got {self.count}")
-        numbers = [len(one) for one in groups]
+        numbers = [len(own) for own in groups]
         if len(set(numbers)) > 1:
             raise InputError(f"replicas must have the same number of groups; got {numbers}")
         together = [_together(same) for same in zip(*groups, strict=True)]
@@ -50,8 +50,8 @@ class ReplicatedSGD(Around):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add the parameters of all replicas, one replica after the other."""
         params = list(param_group["params"])
-        shapes = [[tuple(p.shape) for p in one] for one in self._split(params)]
-        if len(params) % self.count or any(one != shapes[0] for one in shapes):
+        shapes = [[tuple(p.shape) for p in replica] for replica in self._split(params)]
+        if len(params) % self.count or any(own != shapes[0] for own in shapes):
             raise InputError(
                 f"replicas must have the same parameters in the same order; got shapes {shapes}"
             )
@@ -65,7 +65,7 @@ class ReplicatedSGD(Around):
     def replicas(self) -> list[list[Tensor]]:
         """The parameters of each, group after group."""
         parts = [self._split(group["params"]) for group in self.param_groups]
-        return [[p for part in one for p in part] for one in zip(*parts, strict=True)]
+        return [[p for part in replica for p in part] for replica in zip(*parts, strict=True)]
 
     @torch.no_grad()
     def mean_weights(self) -> list[Tensor]:

@@ -43,7 +43,7 @@ class SAM(Exploring):
         super().__init__(params, base, {"rho": rho}, options)
 
     def _metric(self, p: Tensor, group: dict[str, Any]) -> Tensor | float:
-        """What the ball is measured in, for each weight."""
+        """The unit in which the ball is measured, for each weight."""
         return 1.0
 
     @torch.no_grad()
@@ -51,10 +51,10 @@ class SAM(Exploring):
         """Climb to the worst point of the ball, to first order; gradients are cleared."""
         if self._excursion.steps:
             raise InputError("first_step was called twice; call step or restore in between")
-        known = [(p, g, group, self._metric(p, group)) for p, g, group in self._with_gradients()]
-        norm = _norm([g * metric for _, g, _, metric in known])
+        steps = [(p, g, group, self._metric(p, group)) for p, g, group in self._with_gradients()]
+        norm = _norm([g * metric for _, g, _, metric in steps])
         if norm.isfinite() and norm > 0:  # otherwise there is no direction: stay
-            for p, g, group, metric in known:
+            for p, g, group, metric in steps:
                 self._excursion.start_of(p)
                 p.add_(g * (group["rho"] / norm.to(p.device)) * metric * metric)
         self._excursion.advance()

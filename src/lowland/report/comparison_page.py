@@ -168,16 +168,16 @@ def _waterfall(results: Differences) -> Figure:
     """Draw how the first gap becomes the second."""
     first, second = results.paired_gaps
     names, base, height, colours, low, high = ["first"], [0.0], [first], [FIRST], [0.0], [0.0]
-    at = first
+    level = first
     for name, (title, colour) in PARTS.items():
         row = results.parts[name]
         names.append(title)
-        base.append(at)
+        base.append(level)
         height.append(row.value)
         colours.append(colour)
         high.append(row.high - row.value)
         low.append(row.value - row.low)
-        at += row.value
+        level += row.value
     for values, value in ((names, "second"), (base, 0.0), (height, second), (colours, SECOND)):
         values.append(value)  # type: ignore[arg-type]
     low.append(0.0)
@@ -232,8 +232,8 @@ def _curves(results: Differences, sides: tuple[Decomposition, Decomposition]) ->
         for name, curve, colour, dash in zip(
             ("first", "second"), curves, (FIRST, SECOND), ("dot", "solid"), strict=True
         ):
-            at = axes.ranks(len(curve))
-            points = {"x": axes.values(at + 1), "y": axes.values(curve[at], positive=log)}
+            ranks = axes.ranks(len(curve))
+            points = {"x": axes.values(ranks + 1), "y": axes.values(curve[ranks], positive=log)}
             look = {"mode": "lines", "line": {"color": colour, "width": 2, "dash": dash}}
             data.append(trace(**points, **look, name=name, hover=f"{name}, n = %{{x}}: %{{y:.4g}}"))
         axis = axes.log_axis(label, np.concatenate(curves)) if log else axes.linear_axis(label)

@@ -22,8 +22,8 @@ class Block(nn.Module):
         return inner + (x if self.shortcut is None else self.shortcut(active))
 
 
-def wide_resnet(depth: int, width: int, *, channels: int = 3, classes: int = 10) -> nn.Sequential:
-    """A wide residual network for small images (Zagoruyko & Komodakis 2016, Table 1).
+def wide_resnet(depth: int, width: int) -> nn.Sequential:
+    """A wide residual network for CIFAR-10 (Zagoruyko & Komodakis 2016, Table 1).
 
     Three groups of ``(depth - 4) / 6`` blocks with 16, 32 and 64 times ``width`` channels, without
     dropout. Weights are drawn as there, normally with variance ``2 / fan_out`` (He et al. 2015).
@@ -34,14 +34,14 @@ def wide_resnet(depth: int, width: int, *, channels: int = 3, classes: int = 10)
             f"a wide residual network has a depth of 10, 16, 22, ... and a width of 1 or more; got "
             f"{depth} and {width}"
         )
-    modules: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+    modules: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
     before = 16
     for group, after in enumerate(16 * width * 2**i for i in range(3)):
         for block in range(blocks):
             modules.append(Block(before, after, stride=2 if group and not block else 1))
             before = after
     modules += [nn.BatchNorm2d(before), nn.ReLU(), nn.AvgPool2d(8), nn.Flatten()]
-    modules.append(nn.Linear(before, classes))
+    modules.append(nn.Linear(before, 10))
     network = nn.Sequential(*modules)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

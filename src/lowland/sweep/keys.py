@@ -32,7 +32,7 @@ def key(configuration: Configuration) -> str:
 
 
 def training_key(configuration: Configuration) -> str:
-    """Equal for runs that train the same network in the same way, with the same code."""
+    """A key that is equal for runs that train the same network in the same way and by one code."""
     digest = code_digest(TRAINING_ROOMS)
     return key_of({**configuration.training(), **_code(configuration, digest)})
 

@@ -166,7 +166,7 @@ def _recalled(subject: Subject, files: Files) -> Training:
 
 
 def _shortfall(training: Training) -> str | None:
-    """That the training stopped at its limit, if it did."""
+    """A sentence that the training stopped at its limit; None if it reached its goal."""
     if training.converged:
         return None
     return (

@@ -210,7 +210,7 @@ class Store:
             write_file(written[0], table.to_csv(index=False))
             if any(importlib.util.find_spec(name) for name in ("pyarrow", "fastparquet")):
                 written.append(directory / "results.parquet")
-                _write_parquet(table, written[1])
+                write_file(written[1], _parquet(table))
         return written
 
     # --- the plans of sweeps ---------------------------------------------------------------------
@@ -353,18 +353,13 @@ def _code_of(run: Mapping[str, Any]) -> str | None:
     return "+".join(filter(None, [code.get("source"), *code.get("users", {}).values()])) or None
 
 
-def _write_parquet(table: "pandas.DataFrame", target: Path) -> None:
+def _parquet(table: "pandas.DataFrame") -> bytes:
     import pandas
 
     for name in table.columns:  # a column of this format has one type
         if pandas.api.types.infer_dtype(table[name], skipna=True).startswith("mixed"):
             table[name] = table[name].map(str, na_action="ignore")
-    beside = target.with_name(f".lowland-{secrets.token_hex(4)}")
-    try:
-        table.to_parquet(beside, index=False)
-        os.replace(beside, target)
-    finally:
-        beside.unlink(missing_ok=True)
+    return table.to_parquet(index=False)
 
 
 # --- the disk ------------------------------------------------------------------------------------

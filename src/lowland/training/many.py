@@ -81,7 +81,7 @@ def train_many(
         loop.check_batch(run_settings, pair)
     criterion = resolve(loss)
     each = zip(range(len(models)), models, pairs, settings, strict=True)
-    runs = [_Run(*one, criterion.on(one[2][1])) for one in each]
+    runs = [_Run(*given, criterion.on(given[2][1])) for given in each]
     watch = _Watch(runs, progress)
     for group, forward in _groups(runs):
         if forward is not None:

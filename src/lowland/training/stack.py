@@ -31,7 +31,7 @@ _DRAWN = 100_000
 
 
 def kind_of(model: nn.Module) -> str | None:
-    """Equal for models that can share a stack; None for one that must train alone.
+    """A key that is equal for models that can share a stack; None for one that trains alone.
 
     Batch statistics belong to one network, and noise other than ``nn.Dropout`` could not be drawn
     for each run from its own seed. Runs may differ in the rate of dropout, and in nothing else

@@ -2,11 +2,7 @@
 
 from collections.abc import Callable
 
-from lowland.studies.feng_tu.grids import (
-    FULL,
-    QUICK,
-    Version,
-)
+from lowland.studies.feng_tu.grids import FULL, QUICK, Version
 from lowland.studies.panels import Panel
 from lowland.studies.study import Claim, Study
 from lowland.sweep.grid import Grid

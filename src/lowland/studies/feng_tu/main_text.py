@@ -27,21 +27,8 @@ from lowland.studies.feng_tu.columns import (
     squared_sigma_g,
     trace,
 )
-from lowland.studies.feng_tu.grids import (
-    LETTERS,
-    N_SHARP,
-    ONE_N,
-    Version,
-    only,
-    varied,
-)
-from lowland.studies.feng_tu.patterns import (
-    by_sharpness,
-    by_size,
-    claims_on,
-    on_flat,
-    three_panels,
-)
+from lowland.studies.feng_tu.grids import LETTERS, N_SHARP, ONE_N, Version, only, varied
+from lowland.studies.feng_tu.patterns import by_sharpness, by_size, claims_on, on_flat, three_panels
 from lowland.studies.panels import Scatter, Spectrum
 
 BETA_RATIO = Spectrum(
