@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from lowland.batches import Batch
@@ -28,8 +29,10 @@ from lowland.problem import Problem
 METHOD = "random shifts of each sample's outputs"
 
 # Draws, over samples and passes, before the first look at their spread.
-_DRAWS = 512
+_DRAWS = 2048
 _MOST_DRAWS = 1 << 17
+_FREEDOM = 50.0  # with so many degrees of freedom an error is known to a tenth of itself
+_TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
 # Estimates of single samples that are held at once: 128 MiB.
 _HELD = 1 << 24
 # Weights drawn at once for samples that show a layer several positions.
@@ -46,9 +49,9 @@ def remainder_trace(
 ) -> Estimate:
     """The trace of ``H - GGN`` over parameters that can be seen through.
 
-    Passes are doubled until the standard error is below ``target``. It is pooled over samples, each
-    with as many draws as there were passes. They end at ``max_passes``: 1,024 or, of few samples,
-    as many as make 131,072 draws.
+    Passes are doubled until the standard error is below ``target``, and known to a tenth of itself
+    or so. It is pooled over samples, each with as many draws as there were passes. They end at
+    ``max_passes``: 1,024 or, of few samples, as many as make 131,072 draws.
     """
     if max_passes is None:
         max_passes = max(1024, _MOST_DRAWS // len(problem.train))
@@ -58,32 +61,65 @@ def remainder_trace(
     count = problem.count()
     # One row for each parameter, and one for all: cross terms make the parts depend on each other.
     shape = len(names) + 1, len(problem.train)
-    mean = torch.zeros(shape, dtype=torch.float64, device=problem.device)
-    squares = torch.zeros_like(mean)  # sums of squared deviations from the mean
+    moments = _Moments(torch.zeros(shape, dtype=torch.float64, device=problem.device))
     # A standard error from few draws is one itself of little certainty.
     least = max(4, math.ceil(_DRAWS / len(problem.train)))
     passes, wanted = 0, min(max_passes, 2 ** math.ceil(math.log2(least)))
-    most = max(1, _HELD // mean.numel())
+    most = max(1, _HELD // moments.mean.numel())
     while True:
         while passes < wanted:
             fresh = draws.of_all(generator, min(most, wanted - passes))  # (draws, names, N)
             for now in torch.cat([fresh, fresh.sum(1, keepdim=True)], 1):
                 passes += 1
-                step = now - mean
-                mean += step / passes
-                squares += step * (now - mean)
-        variance = squares / (passes - 1) / passes  # of each sample's mean
-        shares = total(mean.sum(1)) / count
-        errors = total(variance.sum(1)).sqrt() / count
+                moments.add(now)
+        shares = total(moments.mean.sum(1)) / count
+        errors, freedom = moments.errors()
+        errors = errors / count
         stderr = float(errors[-1])
-        if stderr <= target or 2 * passes > max_passes:
+        enough = stderr <= target and (float(freedom[-1]) >= _FREEDOM or not stderr)
+        if enough or 2 * passes > max_passes:
             break
         wanted = 2 * passes
     parts = {
-        name: Estimate(float(v), float(e), passes, True, METHOD)
+        name: Estimate(float(v), float(e), passes, float(e) <= target, METHOD)
         for name, v, e in zip(names, shares[:-1], errors[:-1], strict=True)
     }
     return Estimate(float(shares[-1]), stderr, passes, stderr <= target, METHOD, parts)
+
+
+class _Moments:
+    """Moments of the draws of every sample, one draw after the other (Pebay 2008)."""
+
+    def __init__(self, zeros: Tensor) -> None:
+        self.count, self.mean = 0, zeros  # (parameters and all, N)
+        self.second, self.third, self.fourth = (zeros.clone() for _ in range(3))
+
+    def add(self, draw: Tensor) -> None:
+        """One more draw of all of them."""
+        self.count += 1
+        n, far = self.count, draw - self.mean
+        step = far / n
+        square = far * step * (n - 1)
+        self.mean = self.mean + step
+        self.fourth += square * step**2 * (n**2 - 3 * n + 3)
+        self.fourth += 6 * step**2 * self.second - 4 * step * self.third
+        self.third += square * step * (n - 2) - 3 * step * self.second
+        self.second += square
+
+    def errors(self) -> tuple[Tensor, Tensor]:
+        """Standard errors of the sums over samples of their means, and the degrees of freedom.
+
+        Welch and Satterthwaite's degrees, with the draws' own kurtosis: one sample may make up most
+        of an error, and a few draws most of that sample's. The errors are widened as Student's
+        distribution has it, such that two of them hold what they hold of a normal one.
+        """
+        n = self.count
+        variance = self.second / (n - 1)
+        spread = (self.fourth / n - variance**2 * (n - 3) / (n - 1)).clamp_min(0) / n  # of it
+        whole, doubt = total((variance / n).sum(1)), total((spread / n**2).sum(1))
+        freedom = (2 * whole**2 / doubt).nan_to_num(1.0, math.inf).clamp(1, 1e9)
+        student = torch.as_tensor(stdtrit(freedom.cpu().numpy(), _TWO_SIGMA) / 2).to(whole)
+        return student * whole.sqrt(), freedom
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The generalisation gap."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.standard_error import loss_error
 from lowland.problem import Problem
 
 
@@ -17,5 +18,5 @@ from lowland.problem import Problem
 def gap(problem: Problem) -> Value:
     """The difference of the two means; the error is that of the test mean."""
     train, test = problem.losses("train").double(), problem.losses("test").double()
-    error = float(test.std() / len(test) ** 0.5) if len(test) > 1 else None
-    return Value(float(test.mean() - train.mean()), "exact on the test set", error)
+    value = float(test.mean() - train.mean())
+    return Value(value, "exact on the test set", loss_error(problem, test))

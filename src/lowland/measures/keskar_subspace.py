@@ -54,4 +54,5 @@ def keskar_subspace(problem: Problem) -> Value:
     y = torch.linalg.solve((Z @ Z.T).double(), gathered(near.w))
     start = START * torch.randn(p, generator=generator, dtype=torch.float64).to(y)
     found = box_sharpness(near, y.abs() + 1, start.clamp(-1, 1), spread, gathered)
-    return Value(found.value, f"{found.method}, {p} columns", parts=found.parts)
+    method = f"{found.method}; one subspace of {p} columns, others scatter by a tenth or more"
+    return Value(found.value, method, parts=found.parts)

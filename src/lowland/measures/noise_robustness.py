@@ -7,6 +7,7 @@ from torch.utils import _pytree as pytree
 from lowland.batches import Batch, Inputs
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.standard_error import standard_error
 from lowland.problem import Problem
 
 _SHARE, _DRAWS = 0.1, 8
@@ -36,7 +37,7 @@ def noise_robustness(problem: Problem) -> Value:
                 for b in problem.batches("test")
             ]
             rises.append(float(torch.cat(losses).double().mean()) - clean)
-    error = float(np.std(rises, ddof=1)) / _DRAWS**0.5
+    error = standard_error(torch.tensor(rises))
     return Value(float(np.mean(rises)), f"{_DRAWS} draws of noise", error)
 
 

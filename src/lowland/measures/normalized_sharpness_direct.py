@@ -9,6 +9,7 @@ from lowland.measures.registry import Value, register
 from lowland.measures.shared.balancing import Balanced
 from lowland.measures.shared.noise_variances import as_matrices, best_variances
 from lowland.measures.shared.noisy_weights import averages, draws
+from lowland.measures.shared.standard_error import standard_error
 from lowland.problem import Problem
 
 _FITS, _STEPS, _LR = 4, 20, 0.1
@@ -40,7 +41,7 @@ def normalized_sharpness_direct(problem: Problem) -> Value:
     return Value(
         rise + cost,
         f"{_FITS} fits of {_STEPS} steps of Adam to {_PAIRS} pairs of noises, {_FRESH} fresh pairs",
-        float(found.sum(1).std()) / _FITS**0.5,
+        standard_error(found.sum(1)),
         {"rise": rise, "squared_weights": cost},
     )
 

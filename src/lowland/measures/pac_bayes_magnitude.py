@@ -10,6 +10,7 @@ from torch import Tensor
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noisy_weights import averages, draws, prior_mean
+from lowland.measures.shared.standard_error import standard_error
 from lowland.problem import Problem
 
 _EPSILON = 1e-3
@@ -71,7 +72,7 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
     at = _crossing(over)
     h = 1e-3
     slope = _RISE * (over(at + h) - over(at)) / h
-    error = float(rises(at).std()) / _PAIRS**0.5
+    error = standard_error(rises(at)) or 0.0
     moved = abs(bound(at + h) - bound(at - h)) / (2 * h)
     sigma = math.exp(at)
     return Value(

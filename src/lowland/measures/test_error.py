@@ -1,6 +1,7 @@
 """Misclassified share of the test data."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.standard_error import share_error
 from lowland.problem import Problem
 
 
@@ -15,7 +16,6 @@ from lowland.problem import Problem
     invariant=("layers", "units", "outputs"),
 )
 def test_error(problem: Problem) -> Value:
-    """Counted on the test set, which is a sample: for labels its error is binomial."""
+    """Counted on the test set, which is a sample: its error is Wilson's, never zero."""
     wrong = problem.wrong("test")
-    error = float(wrong.std(correction=0)) / len(wrong) ** 0.5
-    return Value(float(wrong.mean()), "exact on the test set", error)
+    return Value(float(wrong.mean()), "exact on the test set", share_error(wrong))

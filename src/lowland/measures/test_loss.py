@@ -1,6 +1,7 @@
 """Mean test loss."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.standard_error import loss_error
 from lowland.problem import Problem
 
 
@@ -17,5 +18,5 @@ from lowland.problem import Problem
 def test_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses; the test set is a sample, so it has an error."""
     losses = problem.losses("test").double()
-    error = float(losses.std() / len(losses) ** 0.5) if len(losses) > 1 else None
-    return Value(float(losses.mean()), "exact on the test set", error)
+    value = float(losses.mean())
+    return Value(value, "exact on the test set", loss_error(problem, losses))

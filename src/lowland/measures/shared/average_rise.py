@@ -2,10 +2,12 @@
 
 import statistics
 
+import torch
 from torch import Tensor
 
 from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
+from lowland.measures.shared.standard_error import standard_error
 
 # Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
 _FEWEST, _MOST, _RELATIVE = 8, 16, 0.01
@@ -25,7 +27,7 @@ def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Va
             v = scale * noise.draw()
             rises.append((near.loss(v) + near.loss(-v)) / 2 - loss)
             if pairs >= _FEWEST:
-                error = statistics.stdev(rises) / pairs**0.5
+                error = standard_error(torch.tensor(rises)) or 0.0
                 if error <= _RELATIVE * abs(statistics.fmean(rises)):
                     break
     return Value(statistics.fmean(rises), f"{len(rises)} antithetic pairs", error)

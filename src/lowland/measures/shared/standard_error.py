@@ -1,0 +1,60 @@
+"""Standard errors of means and shares of few samples: two of them hold the truth in 95 %."""
+
+import math
+
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from lowland.errors import InputError
+from lowland.measures.shared.class_scores import class_scores
+from lowland.problem import Problem
+
+_TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
+
+
+def standard_error(values: Tensor) -> float | None:
+    """Of the mean of independent numbers, as wide as Student's distribution has it; None of one."""
+    n = len(values)
+    if n < 2:
+        return None
+    return float(values.double().std()) / n**0.5 * float(stdtrit(n - 1, _TWO_SIGMA)) / 2
+
+
+def share_error(wrong: Tensor) -> float:
+    """Of the mean of numbers between 0 and 1, also where none or all of them are 0.
+
+    Half the distance to the farther end of Wilson's interval of two standard deviations.
+    """
+    n, share = len(wrong), float(wrong.mean())
+    centre = (share * n + 2) / (n + 4)
+    half = 2 * math.sqrt(n * share * (1 - share) + 1) / (n + 4)
+    return max(centre + half - share, share - centre + half) / 2
+
+
+def loss_error(problem: Problem, losses: Tensor) -> float | None:
+    """Of the mean test loss, (n,) losses.
+
+    A classifier's loss is next to nothing but for few samples, and a test set that happens to miss
+    them shows no spread at all: over networks and test sets of 5 to 300 samples two of Student's
+    errors held the truth in 39 to 91 %. So the error is at least that of the share of wrong
+    predictions times what one costs: the mean over the wrong ones, and over one more that costs
+    what the likeliest wrong label would, weighted by the root of its probability. That gave 92 to
+    97 %.
+    """
+    spread = standard_error(losses)
+    try:
+        scores = list(class_scores(problem, "test"))
+    except InputError:  # no labels
+        return spread
+    z, y = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    top = z.topk(2, 1).indices
+    right = top[:, 0] == y
+    if spread is None or bool(((y < 0) | (y >= z.shape[1])).any()):  # padding
+        return spread
+    with problem.measuring(), torch.no_grad():
+        other = problem.loss(z.to(problem.dtype), torch.where(right, top[:, 1], top[:, 0])).double()
+    weights = (-(other - other.min()) / 2).exp()
+    unseen = float((weights * other).sum() / weights.sum())
+    cost = (float(losses[~right].sum()) + unseen) / (int((~right).sum()) + 1)
+    return max(spread, share_error((~right).double()) * cost)
