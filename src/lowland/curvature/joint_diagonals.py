@@ -1,6 +1,6 @@
 """Diagonals of several curvature matrices from one pass over the data.
 
-The Gauss-Newton matrices of all losses of the same outputs, and the empirical Fisher matrix of each,
+The Gauss-Newton matrices of all losses of the same outputs, and the empirical Fisher matrix,
 differ by a small matrix between the same Jacobians: ``B_k^T A_k B_k`` with ``A_k = d2l_k/dz2``, or
 ``A_k = r_k r_k^T`` with ``r_k = dl_k/dz``. Jacobians are what takes time, so they are made once.
 """
@@ -101,15 +101,13 @@ def _kept(problem: Problem, sums: list[dict[str, Tensor]]) -> list[dict[str, Ten
     count, names, seen = problem.count(), list(problem.params), parameters(problem)
     lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
     kept = [name for name, times in zip(names, lost.tolist(), strict=True) if not times]
-    return [
-        {n: finite(total(s[n]) / count).view_as(problem.params[n]) for n in kept} for s in sums
-    ]
+    return [{n: finite(total(s[n]) / count).view_as(problem.params[n]) for n in kept} for s in sums]
 
 
 def _parts(
     problems: Sequence[Problem], batch: Batch, seen: ForwardPass, chosen: dict[str, Layer]
 ) -> "list[tuple[str, Factors, list[Tensor], Tensor]]":
-    """Each parameter's factors, with the second derivatives of every loss and the first's slopes."""
+    """Each parameter's factors, the second derivatives of every loss, the slopes of the first."""
     z = seen.outputs.detach()
     curvatures = [output_curvature(p, z.clone(), batch.targets) for p in problems]
     leaf = z.clone().requires_grad_()
