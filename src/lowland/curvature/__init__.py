@@ -5,9 +5,22 @@ from lowland.curvature.diagonals import Diagonal, diagonal, trace
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_operators
 from lowland.curvature.forward import ForwardPass, gradients
+from lowland.curvature.joint_diagonals import (
+    JointDiagonals,
+    few_outputs,
+    fisher_diagonal,
+    joint_diagonals,
+)
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
-from lowland.curvature.layer_search import Layer, layer, layers, matrices, parameters
+from lowland.curvature.layer_search import (
+    Layer,
+    layer,
+    layers,
+    matrices,
+    outputs_of_a_sample,
+    parameters,
+)
 from lowland.curvature.memory import samples_within
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
@@ -33,6 +46,7 @@ __all__ = [
     "Fisher",
     "ForwardPass",
     "Hessian",
+    "JointDiagonals",
     "Kind",
     "Layer",
     "LayerBlock",
@@ -45,11 +59,14 @@ __all__ = [
     "exact_diagonal",
     "factor_bytes",
     "factors",
+    "few_outputs",
     "fisher",
+    "fisher_diagonal",
     "frobenius_norm",
     "ggn",
     "gradients",
     "hessian",
+    "joint_diagonals",
     "layer",
     "layer_hessian",
     "layer_hessians",
@@ -58,6 +75,7 @@ __all__ = [
     "layers",
     "matrices",
     "negative_eigenvalues",
+    "outputs_of_a_sample",
     "parameters",
     "passes",
     "rounding",

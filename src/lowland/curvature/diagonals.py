@@ -14,11 +14,12 @@ from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock
+from lowland.curvature.joint_diagonals import few_outputs
 from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
-from lowland.curvature.probes import remainder_trace
+from lowland.curvature.probes import remainder_diagonal, remainder_trace
 from lowland.curvature.products import DoubleBackward
 from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.second_derivatives import way
@@ -31,12 +32,19 @@ from lowland.problem import Problem, differentiating
 _TRACE_PASSES = 256
 _DIAGONAL_PASSES = 4096
 _OPERATORS: dict[Kind, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "fisher": Fisher}
+# Passes of random shifts for a diagonal's remainder: every sample has draws of its own.
+_SHIFTS = 16
 _EXACT = "exact, by layer structure"
 
 
 @differentiating()
 def trace(
-    A: Operator, *, rtol: float = 0.01, max_matvecs: int | None = None, seed: int = 0
+    A: Operator,
+    *,
+    rtol: float = 0.01,
+    max_matvecs: int | None = None,
+    gauss_newton: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
 ) -> Estimate:
     """The trace of a curvature matrix, exact where its structure allows.
 
@@ -44,6 +52,13 @@ def trace(
     through contribute exactly and only the rest is estimated; ``parts`` holds each parameter's
     share. Any other operator is estimated by XTrace until the standard error is below ``rtol`` of
     the value.
+
+    Args:
+        A: the matrix.
+        rtol: the standard error, relative to the trace, that ends an estimate,
+        max_matvecs: or so many products, or passes over the data, do.
+        gauss_newton: of a Hessian, the exact diagonal of the GGN, where it is known already.
+        seed: of the random vectors.
     """
     if isinstance(A, Dense):
         return Estimate(float(A.matrix.double().trace()), 0.0, 0, True, "exact")
@@ -52,14 +67,14 @@ def trace(
     kinds: dict[str, Kind] = {"hessian": "hessian", "ggn": "ggn", "empirical fisher": "fisher"}
     if not isinstance(A, Curvature) or A.kind not in kinds:
         return estimate_trace(A, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
-    return _structured_trace(A, kinds[A.kind], rtol, max_matvecs, seed)
+    plan = _Plan.of(A.problem, kinds[A.kind], A.params, _TRACE_PASSES, max_matvecs, gauss_newton)
+    return _structured_trace(A, plan, rtol, max_matvecs, seed)
 
 
 def _structured_trace(
-    A: Curvature, kind: Kind, rtol: float, max_matvecs: int | None, seed: int
+    A: Curvature, plan: "_Plan", rtol: float, max_matvecs: int | None, seed: int
 ) -> Estimate:
     problem = A.problem
-    plan = _Plan.of(problem, kind, A.params, _TRACE_PASSES)
     parts = {name: Estimate(float(d.sum()), 0.0, 0, True, _EXACT) for name, d in plan.exact.items()}
     exact = sum(part.value for part in parts.values())
     # What is estimated may err by as much as the whole is allowed to.
@@ -74,11 +89,22 @@ def _structured_trace(
         for B in operators
     ]
     if plan.curved:
-        remainder = remainder_trace(problem, plan.curved, target=target, seed=seed)
+
+        def shifted(target: float) -> Estimate:
+            return remainder_trace(
+                problem,
+                plan.curved,
+                target=target,
+                max_passes=max_matvecs,
+                whole=plan.whole,
+                seed=seed,
+            )
+
+        remainder = shifted(target)
         # The remainder may take away from the exact part, and less error is then allowed.
         allowed = rtol * abs(exact + remainder.value)
-        if remainder.stderr > allowed:
-            remainder = remainder_trace(problem, plan.curved, target=allowed, seed=seed)
+        if remainder.stderr > allowed and remainder.samples != max_matvecs:
+            remainder = shifted(allowed)
         estimates.insert(0, remainder)
     if not estimates:
         return Estimate(exact, 0.0, 0, True, _EXACT, {name: parts[name] for name in A.params})
@@ -127,26 +153,39 @@ class Diagonal(Mapping[str, Tensor]):
 
 @differentiating()
 def diagonal(
-    problem: Problem, kind: Kind = "hessian", *, rtol: float = 0.1, seed: int = 0
+    problem: Problem,
+    kind: Kind = "hessian",
+    *,
+    rtol: float = 0.1,
+    max_matvecs: int | None = None,
+    gauss_newton: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
 ) -> Diagonal:
     """The diagonal of the whole network's Hessian, GGN or empirical Fisher matrix.
 
     It is exact wherever a parameter can be seen through. Other parameters, and remainders that
-    would take too many passes, are estimated until their standard error is below ``rtol`` of the
-    estimate, in norm.
+    would take too many passes, are estimated: by random shifts of the layers' outputs, or by
+    products until their standard error is below ``rtol`` of the estimate, in norm, or there were
+    ``max_matvecs``. ``gauss_newton`` is that of the GGN, where it is known already.
     """
     check_kind(kind)
-    plan = _Plan.of(problem, kind, problem.params, _DIAGONAL_PASSES)
+    plan = _Plan.of(problem, kind, problem.params, _DIAGONAL_PASSES, max_matvecs, gauss_newton)
     entries = dict(plan.exact)
     operators: list[Curvature] = []
-    if left := plan.in_series + [at.parameter for at in plan.curved]:
-        operators.append(Remainder(problem, left))
+    if plan.in_series:
+        operators.append(Remainder(problem, plan.in_series))
     if plan.unseen:
         operators.append(_OPERATORS[kind](problem, plan.unseen))
     stderr: dict[str, Tensor] = {}
     samples = 0
+    if plan.curved:
+        samples = min(max_matvecs or _SHIFTS, _SHIFTS)
+        more, stderr = remainder_diagonal(
+            problem, plan.curved, passes=samples, whole=plan.whole, seed=seed
+        )
+        entries |= {n: entries[n] + v if n in entries else v for n, v in more.items()}
     for operator in operators:
-        estimate = estimate_diagonal(operator, rtol=rtol, seed=seed)
+        estimate = estimate_diagonal(operator, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
         samples += estimate.samples
         for name, place in operator.slices.items():
             p = problem.params[name]
@@ -164,28 +203,61 @@ class _Plan:
     curved: list[Layer]  # parameters of which only that part is known, each used in parallel
     in_series: list[str]  # the same, used in series
     unseen: list[str]  # nothing is known of these
+    whole: bool = False  # not even the Gauss-Newton part is known of those that are curved
 
     @classmethod
-    def of(cls, problem: Problem, kind: Kind, names: Collection[str], most: int) -> "_Plan":
+    def of(
+        cls,
+        problem: Problem,
+        kind: Kind,
+        names: Collection[str],
+        most: int,
+        limit: int | None,
+        gauss_newton: Mapping[str, Tensor] | None,
+    ) -> "_Plan":
         """Exact remainders if all of them take at most so many double backward passes."""
+        most = most if limit is None else min(most, limit)
         seen = [at for at in parameters(problem).values() if at.parameter in names]
+        if kind == "hessian" and gauss_newton is None and not few_outputs(problem):
+            # Where torch's second derivatives are not right, nothing is known apart from products.
+            right = way(problem) is DoubleBackward
+            curved = [at for at in seen if right and not at.in_series]
+            taken = {at.parameter for at in curved} | set(unused(problem))
+            zeros = {n: _zeros(problem, n) for n in unused(problem) if n in names}
+            return cls(zeros, curved, [], [n for n in names if n not in taken], True)
         series = [at for at in seen if kind == "hessian" and at.in_series]
         curved = [at for at in seen if kind == "hessian" and at.curved and not at.in_series]
         if (series or curved) and way(problem) is not DoubleBackward:
-            # Torch's second derivatives are not right: nothing is known apart from products.
             seen = [at for at in seen if at not in series and at not in curved]
             series, curved = [], []
         if sum(map(passes, curved)) <= most:
-            curved = []
-        partly = {at.parameter for at in (*series, *curved)}
-        exact = exact_diagonal(problem, [*series, *curved], "ggn")
-        exact |= exact_diagonal(problem, [at for at in seen if at.parameter not in partly], kind)
+            twice, curved = curved, []
+        else:
+            twice = []
+        if kind == "hessian" and gauss_newton is not None:
+            straight = [at for at in seen if at not in twice]
+            exact = {
+                at.parameter: gauss_newton[at.parameter]
+                for at in straight
+                if at.parameter in gauss_newton
+            }
+            exact |= exact_diagonal(problem, twice, kind) if twice else {}
+        else:
+            partly = {at.parameter for at in (*series, *curved)}
+            exact = exact_diagonal(problem, [*series, *curved], "ggn")
+            exact |= exact_diagonal(
+                problem, [at for at in seen if at.parameter not in partly], kind
+            )
         for name in unused(problem):
             if name in names:
-                exact[name] = torch.zeros_like(problem.params[name], dtype=torch.float64)
+                exact[name] = _zeros(problem, name)
         return cls(
             exact,
             [at for at in curved if at.parameter in exact],
             [at.parameter for at in series if at.parameter in exact],
             [name for name in names if name not in exact],
         )
+
+
+def _zeros(problem: Problem, name: str) -> Tensor:
+    return torch.zeros_like(problem.params[name], dtype=torch.float64)

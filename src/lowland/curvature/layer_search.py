@@ -99,6 +99,8 @@ _SIGHTS: WeakKeyDictionary[Problem, _Sight] = WeakKeyDictionary()
 
 
 def _sight(problem: Problem) -> _Sight:
+    if problem.loss.needs_model == problem.base.loss.needs_model:
+        problem = problem.base  # what the model does with its parameters is the same for any loss
     if problem not in _SIGHTS:
         _SIGHTS[problem] = _Sight(problem)
     return _SIGHTS[problem]

@@ -1,15 +1,16 @@
-"""The trace of what the model's own curvature adds, by a random shift of each sample's outputs.
+"""Trace and diagonal of what the model's own curvature adds, by random shifts of its layers.
 
 A layer's weights act on sample k only through the layer's outputs, so the trace of the remainder
 ``H - GGN`` is a sum over samples of second derivatives along random shifts ``u_k`` of those
 outputs, with the covariance that noise on the weights gives them (``|x_k|^2 I`` for one position).
 Every sample has shifts of its own: one pass averages over as many independent draws as there are
 samples, where a random vector in weight space would be one draw. Shifts of all layers go through
-one pass; their cross terms vanish on average.
+one pass; their cross terms vanish on average. Where the Gauss-Newton part is not known either, for a
+sample has too many outputs, the same shifts give the whole Hessian (``whole``).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ from lowland.batches import Batch
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.layer_search import Layer
-from lowland.curvature.sample_factors import output_curvature
+from lowland.curvature.sample_factors import Term, output_curvature
 from lowland.curvature.uses import Use
 from lowland.distributed import total
 from lowland.errors import InputError
@@ -45,9 +46,10 @@ def remainder_trace(
     *,
     target: float,
     max_passes: int | None = None,
+    whole: bool = False,
     seed: int = 0,
 ) -> Estimate:
-    """The trace of ``H - GGN`` over parameters that can be seen through.
+    """The trace of ``H - GGN``, or of H, over parameters that can be seen through.
 
     Passes are doubled until the standard error is below ``target``, and known to a tenth of itself
     or so. It is pooled over samples, each with as many draws as there were passes. They end at
@@ -56,7 +58,7 @@ def remainder_trace(
     if max_passes is None:
         max_passes = max(1024, _MOST_DRAWS // len(problem.train))
     names = [layer.parameter for layer in curved]
-    draws = _Draws(problem, names)
+    draws = _Draws(problem, names, whole)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
     count = problem.count()
     # One row for each parameter, and one for all: cross terms make the parts depend on each other.
@@ -126,14 +128,53 @@ class _Moments:
 class _Draws:
     problem: Problem
     names: list[str]
+    whole: bool
 
     def of_all(self, generator: torch.Generator, count: int) -> Tensor:
         """Each sample's estimate for each parameter, ``count`` times: (count, names, N)."""
         with self.problem.measuring():
-            batches = self.problem.batches("train")
+            batches = self.batches()
             return torch.cat([self._of_batch(b, generator, count) for b in batches], 2)
 
+    def batches(self) -> Iterator[Batch]:
+        """Of as many samples as noise on all weights fits the memory for."""
+        weights = sum(self.problem.params[name].numel() for name in self.names)
+        return self.problem.batches("train", max(1, 4 * _DRAWN // weights))
+
     def _of_batch(self, batch: Batch, generator: torch.Generator, count: int) -> Tensor:
+        drawn = []
+        for answers in self._answers_of(batch, generator, count):
+            rows = {n: torch.zeros(len(batch), dtype=torch.float64) for n in self.names}
+            for name, u, response, _ in answers:
+                product = (u * response).detach().double().flatten(1).sum(1)
+                rows[name] = rows[name].to(product) + product
+            drawn.append(torch.stack(list(rows.values())))
+        return torch.stack(drawn)
+
+    def diagonal_sums(self, batch: Batch, generator: torch.Generator, count: int) -> Iterator[dict]:
+        """Each draw's estimates of the diagonals, summed over the batch, by parameter, (M,)."""
+        for answers in self._answers_of(batch, generator, count):
+            sums: dict[str, Tensor] = {}
+            for name, u, response, shift in answers:
+                size = self.problem.params[name].numel()
+                flat = shift.use.places.flatten()
+                if shift.noise is None:  # one position: the outputs' own second derivatives
+                    squares = shift.x[:, 0].square()  # (n, G, in)
+                    norm = squares.sum(2, keepdim=True)
+                    second = (u * response)[:, 0] / torch.where(norm > 0, norm, 1)
+                    share = torch.einsum("ngo,ngi->goi", second, squares).flatten()
+                    sums[name] = share.new_zeros(size).index_add(0, flat, share)
+                    continue
+                terms = Term(shift.x, response.unsqueeze(1), shift.use.places).gradients()[:, 0]
+                share = (shift.noise[:, flat] * terms).sum(0)
+                known = sums.get(name, share.new_zeros(size))
+                sums[name] = known.index_add(0, flat, share)
+            yield {name: share.detach().double() for name, share in sums.items()}
+
+    def _answers_of(
+        self, batch: Batch, generator: torch.Generator, count: int
+    ) -> Iterator[list[tuple[str, Tensor, Tensor, "_Shift"]]]:
+        """For each draw and use: its name, the shift and what it curves, both by sample."""
         problem = self.problem
         seen = ForwardPass(problem, batch, self.names)
         if seen.opaque:
@@ -143,25 +184,67 @@ class _Draws:
         losses = problem.loss(z, batch.targets)
         uses = [use for name in self.names for use in seen.uses[name]]
         places = [(name, i) for name in self.names for i in range(len(seen.uses[name]))]
-        A = output_curvature(problem, z.detach(), batch.targets)
-        c = torch.zeros_like(z).requires_grad_()
-        linear = gradients(z, uses, c, create_graph=True)  # linear in c
         slopes = gradients(losses, uses, create_graph=True)
-        drawn = []
+        if not self.whole:
+            A = output_curvature(problem, z.detach(), batch.targets)
+            c = torch.zeros_like(z).requires_grad_()
+            linear = gradients(z, uses, c, create_graph=True)  # linear in c
         for _ in range(count):  # all on one graph
-            shifts = [u for name in self.names for u in _shifts(seen, name, generator)]
-            # dz along all shifts: the gradient of c . z is linear in c
-            (dz,) = torch.autograd.grad(_along(linear, shifts), c, retain_graph=True)
-            Adz = (A @ dz.reshape(len(dz), -1, 1)).view_as(z)
-            gauss_newton = gradients(z, uses, Adz)
+            drawn = [s for name in self.names for s in _shifts(seen, name, generator)]
+            shifts = [s.outputs for s in drawn]
             first = _along(slopes, shifts)
+            if not self.whole:
+                # dz along all shifts: the gradient of c . z is linear in c
+                (dz,) = torch.autograd.grad(_along(linear, shifts), c, retain_graph=True)
+                Adz = (A @ dz.reshape(len(dz), -1, 1)).view_as(z)
+                gauss_newton = gradients(z, uses, Adz)
+            elif not first.requires_grad:
+                gauss_newton = [torch.zeros_like(u) for u in shifts]
             second = gradients(first, uses) if first.requires_grad else gauss_newton
-            rows = {name: losses.new_zeros(len(losses), dtype=torch.float64) for name in self.names}
-            for (name, i), u, s, g in zip(places, shifts, second, gauss_newton, strict=True):
-                product = seen.by_sample(name, i, (u * (s - g)).unsqueeze(0))
-                rows[name] += product.detach().double().flatten(1).sum(1)
-            drawn.append(torch.stack(list(rows.values())))
-        return torch.stack(drawn)
+            answers = []
+            for k, ((name, i), shift) in enumerate(zip(places, drawn, strict=True)):
+                curved = second[k] if self.whole else second[k] - gauss_newton[k]
+                u, response = (
+                    seen.by_sample(name, i, t.unsqueeze(0))[:, 0] for t in (shifts[k], curved)
+                )
+                answers.append((name, u, response, shift))
+            yield answers
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """How one use's outputs move, and by which noise on the parameter."""
+
+    use: Use
+    outputs: Tensor
+    x: Tensor  # what multiplies the parameter, by sample
+    noise: Tensor | None  # (n, M); None where only its effect on the outputs was drawn
+
+
+def remainder_diagonal(
+    problem: Problem, curved: list[Layer], *, passes: int, whole: bool = False, seed: int = 0
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The diagonal of ``H - GGN``, or of H, by name, and its standard errors, in float64.
+
+    The errors are the spread of the passes' estimates.
+    """
+    names = [at.parameter for at in curved]
+    draws = _Draws(problem, names, whole)
+    generator = torch.Generator(device=problem.device).manual_seed(seed)
+    sums: list[dict[str, Tensor]] = [{} for _ in range(passes)]
+    with problem.measuring():
+        for batch in draws.batches():
+            every = draws.diagonal_sums(batch, generator, passes)
+            for so_far, more in zip(sums, every, strict=True):
+                for name, share in more.items():
+                    so_far[name] = so_far[name] + share if name in so_far else share
+    value, stderr = {}, {}
+    for name in names:
+        each = total(torch.stack([s[name] for s in sums])) / problem.count()  # (passes, M)
+        shape = problem.params[name].shape
+        value[name] = each.mean(0).view(shape)
+        stderr[name] = (each.var(0) / passes).sqrt().view(shape)
+    return value, stderr
 
 
 def _along(every: list[Tensor], shifts: list[Tensor]) -> Tensor:
@@ -169,7 +252,7 @@ def _along(every: list[Tensor], shifts: list[Tensor]) -> Tensor:
     return torch.stack([(g * u).sum() for g, u in zip(every, shifts, strict=True)]).sum()
 
 
-def _shifts(seen: ForwardPass, name: str, generator: torch.Generator) -> list[Tensor]:
+def _shifts(seen: ForwardPass, name: str, generator: torch.Generator) -> list[_Shift]:
     """How the outputs of each use answer to noise of unit variance on the parameter.
 
     Every sample has a noise of its own, the same in all uses.
@@ -184,21 +267,24 @@ def _shifts(seen: ForwardPass, name: str, generator: torch.Generator) -> list[Te
     if len(uses) == 1 and uses[0].places.ndim == 3 and x.shape[1] == 1:
         groups, out, _ = uses[0].places.shape
         answers = [signs(n, 1, groups, out) * x.norm(dim=3, keepdim=True)]  # W x: |x| times noise
+        noise = None
     else:
-        answers = _answers(uses, inputs, seen.leaves[name].numel(), signs)
-    return [seen.as_outputs(name, i, answer[None])[0] for i, answer in enumerate(answers)]
+        noise = signs(n, seen.leaves[name].numel())
+        answers = _answers(uses, inputs, noise)
+    return [
+        _Shift(use, seen.as_outputs(name, i, answer[None])[0], inputs[i], noise)
+        for i, (use, answer) in enumerate(zip(uses, answers, strict=True))
+    ]
 
 
-def _answers(
-    uses: list[Use], inputs: list[Tensor], size: int, signs: Callable[..., Tensor]
-) -> list[Tensor]:
+def _answers(uses: list[Use], inputs: list[Tensor], noise: Tensor) -> list[Tensor]:
     """(n, T, G, out) or (n, T, m) of each use, from noise on all entries of the parameter."""
-    n, some = len(inputs[0]), max(1, _DRAWN // size)
+    some = max(1, _DRAWN // noise.shape[1])
     chunks: list[list[Tensor]] = [[] for _ in uses]
-    for start in range(0, n, some):
-        noise = signs(min(some, n - start), size)
+    for start in range(0, len(noise), some):
+        own = noise[start : start + some]
         for use, x, chunk in zip(uses, inputs, chunks, strict=True):
-            part, weights = x[start : start + some], noise[:, use.places]
+            part, weights = x[start : start + some], own[:, use.places]
             if use.places.ndim == 3:
                 chunk.append(torch.einsum("ngoi,ntgi->ntgo", weights, part))
             else:

@@ -12,7 +12,7 @@ empirical Fisher block has the same form: ``J_k = dl_k/da_k``, a single row, and
 a parameter has several uses, B_k is the sum of theirs, so cross terms between uses are part of H.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -32,7 +32,7 @@ from lowland.problem import Problem
 Kind = Literal["hessian", "ggn", "fisher"]  # the Fisher block is the empirical one
 
 # Entries of Jacobians that are multiplied at a time: they stay in the processor's cache.
-_CACHED = 1 << 19
+CACHED = 1 << 19
 # Entries of packed outer products in flight: memory that stays in the cache, and is not fetched
 # from the system page by page for every chunk, which would take as long as the product.
 _PAIRS = 1 << 20
@@ -114,7 +114,7 @@ class Factors:
         if self.is_outer:
             (term,) = self.terms
             J = term.J[:, :, 0, 0]  # (n, C, out)
-            size = max(1, _CACHED // J[0].numel())
+            size = max(1, CACHED // J[0].numel())
             S = torch.cat(  # the diagonals of J^T A J, (n, out)
                 [
                     (J_ * (A_ @ J_)).sum(1)
@@ -124,8 +124,19 @@ class Factors:
             diagonal = S.new_empty(self.layer.size)
             diagonal[term.places.flatten()] = (S.T @ term.x[:, 0, 0].square()).flatten()
             return diagonal
-        B = self.gradients()
-        return (B * (self.A @ B)).sum((0, 1))
+        sums = self.A.new_zeros(self.layer.size, dtype=torch.float64)
+        for part in self.cached():
+            B = part.gradients()
+            sums += (B * (part.A @ B)).sum((0, 1))
+        return sums
+
+    def cached(self) -> Iterator["Factors"]:
+        """The factors of so few samples at a time that their gradients stay in the cache."""
+        size = max(1, CACHED // (self.A.shape[1] * self.layer.size))
+        for start in range(0, len(self.A), size):
+            of = slice(start, start + size)
+            terms = [Term(t.x[of], t.J[of], t.places) for t in self.terms]
+            yield Factors(self.layer, terms, self.A[of], self.route)
 
 
 def unpacked(packed: Tensor, layer: Layer) -> Tensor:
@@ -210,21 +221,16 @@ def _of_batch(
     problem: Problem, batch: Batch, seen: ForwardPass, chosen: dict[str, Layer], kind: Kind
 ) -> dict[str, Factors]:
     if kind == "fisher":
-        return _fisher(_losses_in_double(problem, seen.outputs, batch.targets), seen, chosen)
+        return _fisher(losses_in_double(problem, seen.outputs, batch.targets), seen, chosen)
     through = {n: at for n, at in chosen.items() if kind == "ggn" or n not in seen.curved}
     found = {}
     if through:
         A = output_curvature(problem, seen.outputs.detach(), batch.targets)
-        rows = _rows_with_curvature(A)
+        rows = rows_with_curvature([A])
         A = rows @ A @ rows.T
-        uses = [(name, i, use) for name in through for i, use in enumerate(seen.uses[name])]
-        J = _jacobians(seen.outputs, [use for *_, use in uses], rows)
-        terms: dict[str, list[Term]] = {name: [] for name in through}
-        for (name, i, use), columns in zip(uses, J, strict=True):
-            x = seen.inputs(name)[i]
-            terms[name].append(Term(x, seen.by_sample(name, i, columns), use.places))
+        terms = through_outputs(seen, through, rows)
         for name, at in through.items():
-            found[name] = Factors(at, _merged(terms[name]), A, "C backward passes")
+            found[name] = Factors(at, terms[name], A, "C backward passes")
     rest = {name: at for name, at in chosen.items() if name not in found}
     if rest:
         check_double_backward(problem)
@@ -233,7 +239,20 @@ def _of_batch(
     return found
 
 
-def _losses_in_double(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
+def through_outputs(
+    seen: ForwardPass, chosen: Iterable[str], rows: Tensor
+) -> dict[str, list[Term]]:
+    """Each parameter's terms of the gradients of ``rows z``, from one pass for each row."""
+    uses = [(name, i, use) for name in chosen for i, use in enumerate(seen.uses[name])]
+    J = _jacobians(seen.outputs, [use for *_, use in uses], rows)
+    terms: dict[str, list[Term]] = {name: [] for name in chosen}
+    for (name, i, use), columns in zip(uses, J, strict=True):
+        x = seen.inputs(name)[i]
+        terms[name].append(Term(x, seen.by_sample(name, i, columns), use.places))
+    return {name: _merged(each) for name, each in terms.items()}
+
+
+def losses_in_double(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     """The losses of outputs z, (n,), in float64 where the loss can be computed in it.
 
     In float32 a probability of nearly 1 is 1, and a sample that is fitted well has no gradient.
@@ -303,14 +322,17 @@ def _merged(terms: list[Term]) -> list[Term]:
     return [Term(x, torch.cat([term.J for term in terms], 2), first.places)]
 
 
-def _rows_with_curvature(A: Tensor) -> Tensor:
-    """Orthonormal rows (r, C) that span all directions of outputs with curvature.
+def rows_with_curvature(matrices: Sequence[Tensor]) -> Tensor:
+    """Orthonormal rows (r, C) that span all directions that matter to matrices (n, ..., C).
 
-    Behind a softmax a common shift of all outputs has none: one backward pass less.
+    Behind a softmax a common shift of all outputs has no curvature: one backward pass less.
     """
+    A = matrices[0]
     C = A.shape[-1]
     eye = torch.eye(C, dtype=A.dtype, device=A.device)
-    if C == 1 or A.sum(-1).abs().amax() > C * rounding(A.dtype) * A.abs().amax():
+    if C == 1 or any(
+        M.sum(-1).abs().amax() > C * rounding(M.dtype) * M.abs().amax() for M in matrices
+    ):
         return eye
     v = eye[0] - C**-0.5  # the reflection that takes the first unit vector to the common shift
     return (eye - 2 * torch.outer(v, v) / v.square().sum())[1:]

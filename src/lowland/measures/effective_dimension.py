@@ -8,6 +8,8 @@ from lowland.measures.registry import Value, register
 from lowland.measures.shared.spectrum import ggn_rank, ggn_spectrum, value_of
 from lowland.problem import Problem
 
+OPEN = 0.5  # a dimension with a larger standard error, as a share of it, is none
+
 
 @register(
     title="Effective dimension",
@@ -23,6 +25,6 @@ def effective_dimension(problem: Problem) -> Value:
     """By block Lanczos quadrature, or from all eigenvalues of a small network."""
     spectrum = ggn_spectrum(problem)
     dimension = dimension_of(spectrum, alpha=1 / problem.count(), rank=ggn_rank(problem))
-    if not dimension.stderr <= 0.25 * dimension.value:
+    if not dimension.stderr <= OPEN * dimension.value:
         raise InputError(f"the quadrature leaves it open: {dimension!r}")
     return value_of(dimension, spectrum)

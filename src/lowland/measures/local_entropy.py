@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.half_widths import gauss_newton_diagonal
+from lowland.measures.shared.diagonals import gauss_newton_diagonal
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
 from lowland.problem import Problem
 

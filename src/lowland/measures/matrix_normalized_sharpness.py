@@ -1,7 +1,15 @@
 """Matrix-normalized sharpness: one noise variance for each weight matrix."""
 
+import torch
+
+from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.noise_variances import hessian_diagonal, weight_matrices
+from lowland.measures.shared.noise_variances import (
+    OPEN,
+    clipped,
+    hessian_diagonal,
+    weight_matrices,
+)
 from lowland.problem import Problem
 
 
@@ -22,11 +30,14 @@ def matrix_normalized_sharpness(problem: Problem) -> Value:
     parts, variance = {}, 0.0
     for name in weight_matrices(problem):
         norm = float(problem.params[name].double().norm())
-        trace = float(h[name].double().clamp_min(0).sum())
+        noise = clipped(h, name, torch.ones((), dtype=torch.float64, device=problem.device))
+        trace = max(0.0, float(h[name].double().clamp_min(0).sum()) - noise.bias)
         parts[name] = norm * trace**0.5
-        if name in h.stderr and trace:
-            # As in normalized_sharpness: covariances at most double the variance of a sum.
-            error = 2**0.5 * float(h.stderr[name].double().norm())
-            variance += (norm * error / (2 * trace**0.5)) ** 2
-    how = f"diagonal estimated from {h.samples} products" if variance else "exact diagonal"
-    return Value(sum(parts.values()), how, variance**0.5 or None, parts)
+        if noise.variance:
+            spread = max(trace, noise.variance**0.5)  # of a root near zero
+            variance += norm**2 * noise.variance / (4 * spread)
+    value, stderr = sum(parts.values()), variance**0.5
+    if not stderr <= OPEN * value:
+        raise InputError(f"the estimate leaves it open: {value:.3g} ± {stderr:.1g}")
+    how = f"diagonal estimated from {h.samples} passes" if variance else "exact diagonal"
+    return Value(value, how, stderr or None, parts)

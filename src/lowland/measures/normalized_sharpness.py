@@ -1,7 +1,15 @@
 """Normalized sharpness: curvature against squared weights, at the best noise per row and column."""
 
+import torch
+
+from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.noise_variances import as_matrices, best_variances, hessian_diagonal
+from lowland.measures.shared.noise_variances import (
+    OPEN,
+    best_variances,
+    clipped,
+    hessian_diagonal,
+)
 from lowland.problem import Problem
 
 
@@ -20,18 +28,19 @@ from lowland.problem import Problem
 def normalized_sharpness(problem: Problem) -> Value:
     """The solver's value per layer; negative curvature is clipped, as in Algorithm 1."""
     h = hessian_diagonal(problem)
-    parts, variance, clipped, total = {}, 0.0, 0.0, 0.0
+    parts, variance, cut, total = {}, 0.0, 0.0, 0.0
     for name, groups in best_variances(problem).items():
-        parts[name] = sum(b.value for b in groups)
-        clipped += float(-h[name].double().clamp_max(0).sum())
-        total += float(h[name].double().abs().sum())
-        if name in h.stderr:
-            # The slope by h_ij is u_i v_j. Two entries of a diagonal estimated with random signs
-            # covary by no more than their variances allow: at most twice the independent sum.
-            errors = as_matrices(h.stderr[name].double().square(), len(groups))
-            for b, e in zip(groups, errors, strict=True):
-                variance += 2 * float(((b.u.unsqueeze(1) * b.v * b.kept) ** 2 * e).sum())
-    value = sum(parts.values())
-    parts["clipped"] = clipped / total if total else 0.0
-    how = f"diagonal estimated from {h.samples} products" if variance else "exact diagonal"
-    return Value(value, f"{how}, closed-form alternation", variance**0.5 or None, parts)
+        # The slope by h_ij is u_i v_j, the same at all positions of a kernel.
+        slopes = torch.stack([b.u.unsqueeze(1) * b.v * b.kept for b in groups]).flatten(0, 1)
+        slopes = slopes.view(*slopes.shape, *[1] * (h[name].ndim - 2))
+        noise = clipped(h, name, slopes)
+        parts[name] = max(0.0, sum(b.value for b in groups) - noise.bias)
+        variance += noise.variance
+        size = float(h[name].double().abs().sum())
+        cut, total = cut + noise.share * size, total + size
+    value, stderr = sum(parts.values()), variance**0.5
+    if not stderr <= OPEN * value:
+        raise InputError(f"the estimate leaves it open: {value:.3g} ± {stderr:.1g}")
+    parts["clipped"] = cut / total if total else 0.0
+    how = f"diagonal estimated from {h.samples} passes" if variance else "exact diagonal"
+    return Value(value, f"{how}, closed-form alternation", stderr or None, parts)

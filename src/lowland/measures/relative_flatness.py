@@ -27,6 +27,8 @@ from lowland.problem import Problem
 def relative_flatness(problem: Problem) -> Value:
     """With H = mean_k S_k kron x_k x_k^T it is mean_k |x_k|^2 tr(S_k W W^T)."""
     at = _last_dense(problem)
+    if at.positions > 1:
+        raise InputError(_several(at, at.positions))
     W = at.matrix(problem.params[at.parameter].double().flatten())[0]
     overlaps = W @ W.T  # (out, out)
     value = torch.zeros((), dtype=torch.float64, device=problem.device)
@@ -34,15 +36,19 @@ def relative_flatness(problem: Problem) -> Value:
         part = parts[at.parameter]
         term = part.terms[0]
         if not part.is_outer:
-            raise InputError(
-                f"the last dense layer {at.name!r} sees {term.x.shape[1]} positions of a sample; "
-                "relative flatness is that of a layer which sees one vector"
-            )
+            raise InputError(_several(at, term.x.shape[1]))
         x, J = term.x[:, 0, 0].double(), term.J[:, :, 0, 0].double()  # (n, in), (n, C, out)
         traces = ((part.A.double() @ J) * (J @ overlaps)).sum((1, 2))  # tr(J^T A J W W^T)
         value += (x.square().sum(1) * traces).sum().detach()
     layer(problem, at.name)  # an error if it could not be seen through on all data
     return Value(float(total(value) / problem.count()), f"exact, layer {at.name!r}")
+
+
+def _several(at: Layer, positions: int) -> str:
+    return (
+        f"the last dense layer {at.name!r} sees {positions} positions of a sample; relative "
+        "flatness is that of a layer which sees one vector"
+    )
 
 
 def _last_dense(problem: Problem) -> Layer:

@@ -99,6 +99,7 @@ class Problem:
             raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
         self.memory, self._batch_size, self._which = memory, batch_size, params
         self._depth = 0
+        self._base: Problem | None = None  # that with_loss was asked of
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         model = unwrap(model)
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
@@ -336,12 +337,19 @@ class Problem:
         other = copy.copy(self)
         other.model, other._names = model, names
         other._depth, other._held, other._initial = 0, None, None
+        other._base = None
         check_loss(other)
         return other
+
+    @property
+    def base(self) -> "Problem":
+        """The problem that this one is with another loss; otherwise itself."""
+        return self._base or self
 
     def with_loss(self, loss: LossLike) -> "Problem":
         """The same model and data with another loss."""
         other = copy.copy(self)
+        other._base = self.base
         other.loss = resolve(loss).on(self.train.targets)
         check_loss(other)
         return other

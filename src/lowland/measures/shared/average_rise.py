@@ -10,7 +10,7 @@ from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
 from lowland.measures.shared.standard_error import standard_error
 
 # Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
-_FEWEST, _MOST, _RELATIVE = 8, 16, 0.01
+_FEWEST, _MOST, _RELATIVE = 4, 8, 0.01
 
 
 def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Value:

@@ -5,11 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lowland.curvature import (
-    exact_diagonal,
-    parameters,
-)
 from lowland.errors import InputError
+from lowland.measures.shared.diagonals import gauss_newton_diagonal
 from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.measures.sharing import once
 from lowland.problem import Problem
@@ -27,12 +24,6 @@ class HalfWidths:
     w: Tensor  # (n,), float64
     free: int  # parameters without curvature, to which the box sets no limit
     epsilon: float
-
-
-@once
-def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
-    """The exact diagonal of every parameter that can be seen through, by name."""
-    return exact_diagonal(problem, list(parameters(problem).values()), "ggn")
 
 
 @once

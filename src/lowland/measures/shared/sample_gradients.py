@@ -6,15 +6,11 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch, Inputs
-from lowland.curvature import (
-    ForwardPass,
-    exact_diagonal,
-    gradients,
-    parameters,
-    samples_within,
-)
+from lowland.curvature import samples_within
 from lowland.distributed import total
 from lowland.errors import InputError
+from lowland.measures.shared.diagonals import fisher_moments
+from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
@@ -33,50 +29,25 @@ class SampleGradients:
 @once
 def sample_gradients(problem: Problem) -> SampleGradients:
     """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
-    squares = exact_diagonal(problem, list(parameters(problem).values()), "fisher")
-    seen = list(squares)
+    seen = fisher_moments(problem)
+    squares, dots = dict(seen.fisher), seen.along.clone()
     unseen = {name: p for name, p in problem.params.items() if name not in squares}
-    more = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in unseen.items()}
-    along = torch.zeros((), dtype=torch.float64, device=problem.device)
-    each = 3 * 8 * max(1, sum(p.numel() for p in unseen.values()))
-    _, mean = problem.gradient()
+    _, slope = neighbourhood(problem).origin
+    slopes = slope.split([p.numel() for p in problem.params.values()])
+    mean = {n: s.view_as(p) for (n, p), s in zip(problem.params.items(), slopes, strict=True)}
     with problem.measuring():
-        for batch in problem.batches("train", min(_CHUNK, samples_within(problem, each))):
-            dots = torch.zeros(len(batch), dtype=torch.float64, device=problem.device)
-            if seen:
-                dots += _along_weights(problem, batch, seen)
-            for name, g in (_one_by_one(problem, unseen, batch) if unseen else {}).items():
-                more[name] += g.double().square().sum(0)
-                dots += (g * unseen[name]).flatten(1).sum(1)
-            along += dots.detach().square().sum()
-        count = problem.count()
-        squares.update({name: total(s) / count for name, s in more.items()})
+        if unseen:
+            more = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in unseen.items()}
+            each, done = 3 * 8 * sum(p.numel() for p in unseen.values()), 0
+            for batch in problem.batches("train", min(_CHUNK, samples_within(problem, each))):
+                for name, g in _one_by_one(problem, unseen, batch).items():
+                    more[name] += g.double().square().sum(0)
+                    dots[done : done + len(batch)] += (g * unseen[name]).flatten(1).sum(1)
+                done += len(batch)
+            squares.update({name: total(s) / problem.count() for name, s in more.items()})
         squares = {name: squares[name] for name in problem.params}
-        return SampleGradients(mean, squares, float(total(along) / count))
-
-
-def _along_weights(problem: Problem, batch: Batch, names: list[str]) -> Tensor:
-    """``w . g_k`` of each sample over parameters that can be seen through, (n,).
-
-    A use is linear in its parameter, so its share is that of its outputs.
-    """
-    forward = ForwardPass(problem, batch, names)
-    if forward.opaque:
-        name, reason = next(iter(forward.opaque.items()))
-        raise InputError(f"parameter {name!r} {reason}")
-    losses = problem.loss(forward.outputs, batch.targets)
-    slopes = iter(gradients(losses, [use for name in names for use in forward.uses[name]]))
-    dots = torch.zeros_like(losses, dtype=torch.float64)
-    for name in names:
-        w = problem.params[name].flatten()
-        for i, use in enumerate(forward.uses[name]):
-            delta = forward.by_sample(name, i, next(slopes).unsqueeze(0))[:, 0]
-            x, own = forward.inputs(name)[i], w[use.places]
-            if use.places.ndim == 3:
-                dots += torch.einsum("ntgo,goi,ntgi->n", delta, own, x)
-            else:
-                dots += (delta * x * own).sum((1, 2))
-    return dots.detach()
+        along = float(total(dots.square().sum()) / problem.count())
+    return SampleGradients(mean, squares, along)
 
 
 def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
