@@ -7,7 +7,7 @@ from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_o
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
-from lowland.curvature.layer_search import Layer, layer, layers, matrices, parameters
+from lowland.curvature.layer_search import Layer, layer, layers, matrices, opaque, parameters
 from lowland.curvature.memory import samples_within
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
@@ -57,6 +57,7 @@ __all__ = [
     "layer_operators",
     "layers",
     "matrices",
+    "opaque",
     "negative_eigenvalues",
     "parameters",
     "passes",
