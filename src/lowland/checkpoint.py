@@ -9,6 +9,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -21,8 +22,8 @@ _WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile put into every
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put a state dict
 # What save_pretrained of Transformers writes into a folder: one file, or an index of several.
 _FOLDERS = ("model.safetensors", "pytorch_model.bin")
-# Plain data that Lightning stores beside the weights (save_hyperparameters): making one runs nothing.
-_PLAIN_DATA = [argparse.Namespace, pathlib.PosixPath, pathlib.PurePosixPath]
+# Plain data that Lightning stores beside the weights (save_hyperparameters): it runs nothing.
+_PLAIN_DATA: list[Any] = [argparse.Namespace, pathlib.PosixPath, pathlib.PurePosixPath]
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

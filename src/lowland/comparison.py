@@ -93,12 +93,16 @@ def compare(
         halves = (change(f"{half} {name}") if split else None for half in ("sharp", "flat"))
         return Part(*vars(change(name)).values(), *halves)
 
+    titles = _titles(first, second)
     results = Differences(
         lowland=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         gauge=splits[0].setting.gauge,
-        solutions=tuple(map(_solution, (first, second), splits, _titles(first, second))),
+        solutions=(
+            _solution(first, splits[0], titles[0]),
+            _solution(second, splits[1], titles[1]),
+        ),
         paired_gaps=(float(alike[0] @ both[0].dl), float(alike[0] @ both[1].dl)),
         pairs=len(common),
         n_sharp=n_sharp,
