@@ -1,10 +1,13 @@
 """Weights from files: what fits is loaded exactly, under whatever prefix, and nothing is run."""
 
+import argparse
+import json
 import os
 import pickle
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -259,3 +262,114 @@ def test_a_torch_file_that_unpacks_to_more_than_itself_is_refused(tmp_path):
     assert "bytes and unpacks to 64,0" in message
     assert "save it anew with torch.save, or use safetensors" in message
     assert int(grown) < 20_000  # kB
+
+
+def test_a_lightning_file_holds_more_than_the_model(tmp_path):
+    """The loss's weights beside the model's, and settings of the run."""
+    state, model = trained().state_dict(), net()
+    stored = {f"net.{k}": v for k, v in state.items()} | {"criterion.weight": torch.ones(2)}
+    settings = {"folder": Path("runs"), "args": argparse.Namespace(lr=0.1)}
+    torch.save({"state_dict": stored, "hyper_parameters": settings}, tmp_path / "last.ckpt")
+    load_weights(model, tmp_path / "last.ckpt")
+    assert equal(model, state)
+    # A second module of the same names is another one: neither is taken for the model.
+    torch.save(stored | {f"ema.{k}": v for k, v in state.items()}, tmp_path / "two.ckpt")
+    with pytest.raises(InputError, match="the file lacks 0.weight"):
+        load_weights(net(), tmp_path / "two.ckpt")
+
+
+def sharded(folder: Path, state: dict[str, torch.Tensor]) -> Path:
+    """Two files and the index that Transformers writes; returns the index."""
+    folder.mkdir()
+    names = list(state)
+    files = {"model-00001-of-00002.safetensors": names[:3]}
+    files["model-00002-of-00002.safetensors"] = names[3:]
+    for file, inside in files.items():
+        save_file({k: state[k] for k in inside}, folder / file)
+    places = {k: file for file, inside in files.items() for k in inside}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "config.json").write_text("{}")
+    return index
+
+
+def test_a_folder_of_one_file_or_several(tmp_path):
+    state, model, again = trained().state_dict(), net(), net()
+    sharded(tmp_path / "several", state)
+    load_weights(model, tmp_path / "several")
+    assert equal(model, state)
+    (tmp_path / "single").mkdir()
+    torch.save(state, tmp_path / "single" / "pytorch_model.bin")
+    load_weights(again, tmp_path / "single")
+    assert equal(again, state)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda index: index.write_text("{"), "expected JSON with a 'weight_map'"),
+        (lambda index: index.write_text("[1]"), "expected JSON with a 'weight_map'"),
+        (lambda index: index.write_text('{"weight_map": {"a": "../b.pt"}}'), "not beside it"),
+        (lambda index: index.write_text('{"weight_map": {"a": "/b.pt"}}'), "not beside it"),
+        (lambda index: index.with_name("model-00002-of-00002.safetensors").unlink(), "no checkpo"),
+        (lambda index: index.write_text(index.read_text().replace('"3.bias"', '"4.bias"')),
+         "do not agree on 3.bias, 4.bias"),
+        (lambda index: index.unlink(), "directory without model.safetensors or pytorch_model.bin"),
+    ],
+)  # fmt: skip
+def test_folders_that_are_no_checkpoints(tmp_path, damage, words):
+    damage(sharded(tmp_path / "folder", trained().state_dict()))
+    with pytest.raises(InputError, match=words):
+        load_weights(net(), tmp_path / "folder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["1GB", "3KB"])
+def test_what_transformers_saves_is_read(tmp_path, size):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 7, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 6}
+    torch.manual_seed(0)
+    saved, model = (GPT2LMHeadModel(GPT2Config(**sizes)) for _ in range(2))
+    saved.save_pretrained(tmp_path / "run", max_shard_size=size)
+    assert (tmp_path / "run" / "model.safetensors").exists() == (size == "1GB")
+    load_weights(model, tmp_path / "run")
+    assert equal(model, saved.state_dict())  # the head's weights are the embedding's, stored once
+
+
+@pytest.mark.slow
+def test_what_lightning_saves_is_read(tmp_path):
+    """In a process of its own: Lightning leaves hooks and warnings behind."""
+    script = """
+import argparse, sys, torch, lightning, logging
+from pathlib import Path
+from torch import nn
+from lowland.checkpoint import load_weights
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+class Module(lightning.LightningModule):
+    def __init__(self, lr=0.1, folder=Path("runs"), args=argparse.Namespace(a=1)):
+        super().__init__()
+        self.save_hyperparameters()
+        self.model, self.criterion = net(), nn.CrossEntropyLoss(weight=torch.ones(2))
+    def training_step(self, batch, index):
+        return self.criterion(self.model(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+module = Module()
+trainer = lightning.Trainer(max_epochs=1, logger=False, accelerator="cpu")
+trainer.fit(module, torch.utils.data.DataLoader(data, 4))
+trainer.save_checkpoint("last.ckpt")
+model = net()
+load_weights(model, Path("last.ckpt"))
+assert all(torch.equal(a, b) for a, b in zip(model.parameters(), module.model.parameters()))
+print("as saved")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=180
+    )
+    assert done.stdout.endswith("as saved\n"), done.stderr[-2000:]

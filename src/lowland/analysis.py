@@ -312,7 +312,7 @@ def _fingerprint(problem: Problem) -> str:
 
 
 def _subject(problem: Problem, split: Decomposition | None, title: str | None) -> Subject:
-    every = layers(problem)
+    every = {} if problem.loss.needs_model else layers(problem)
     return Subject(
         title=title or f"{type(problem.model).__name__} model",
         model=str(problem.model),

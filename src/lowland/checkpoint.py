@@ -1,11 +1,15 @@
 """Weights from files and to files. Nothing in a checkpoint is ever executed."""
 
+import argparse
+import json
+import pathlib
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -16,6 +20,10 @@ from lowland.errors import InputError
 
 _WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile put into every name
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put a state dict
+# What save_pretrained of Transformers writes into a folder: one file, or an index of several.
+_FOLDERS = ("model.safetensors", "pytorch_model.bin")
+# Plain data that Lightning stores beside the weights (save_hyperparameters): it runs nothing.
+_PLAIN_DATA: list[Any] = [argparse.Namespace, pathlib.PosixPath, pathlib.PurePosixPath]
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -24,7 +32,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     Parameters and buffers must match by name and shape; their precision becomes the model's.
     Names may carry what DDP, ``torch.compile`` or a wrapper such as Lightning's put before them,
     and tied weights may be stored once. Torch files are read with ``weights_only=True``; a state
-    dict may also lie under ``state_dict``, ``model_state_dict`` or ``model``.
+    dict may also lie under ``state_dict``, ``model_state_dict`` or ``model``. A folder is one that
+    Transformers' ``save_pretrained`` wrote, with the weights in one file or in several.
     """
     expected = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
     if any(is_lazy(v) for v in expected.values()):
@@ -66,21 +75,19 @@ def weights_bytes(model: nn.Module) -> bytes:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        return _read_folder(path)
     if not path.is_file():
         raise InputError(
-            f"checkpoint {path} is a directory; name the file in it"
-            if path.is_dir()
-            else f"there is no checkpoint file {path}; expected .safetensors, or a torch file"
+            f"there is no checkpoint file {path}; expected .safetensors, or a torch file"
         )
     try:
         if path.suffix == ".safetensors":
             content: object = load_file(path)
         else:
             _check_unpacked(path)
-            with (
-                warnings.catch_warnings()
-            ):  # an unusual pickle protocol: not a reason to refuse the file
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(), torch.serialization.safe_globals(_PLAIN_DATA):
+                warnings.simplefilter("ignore")  # an unusual pickle protocol is no reason to refuse
                 content = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
@@ -99,6 +106,43 @@ def _read(path: Path) -> dict[str, Tensor]:
         f"checkpoint {path} holds {came}; expected a state dict of tensors, alone or under "
         f"{', '.join(map(repr, _NESTS))}: save model.state_dict()"
     )
+
+
+def _read_folder(folder: Path) -> dict[str, Tensor]:
+    """The weights in a folder of Transformers; those of an index must be all that it lists."""
+    for name in _FOLDERS:
+        if (folder / name).is_file():
+            return _read(folder / name)
+        if (index := folder / f"{name}.index.json").is_file():
+            return _read_shards(index)
+    raise InputError(
+        f"checkpoint {folder} is a directory without {' or '.join(_FOLDERS)}, which Transformers' "
+        "save_pretrained writes; name the file with the weights"
+    )
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, which lie beside it."""
+    try:
+        places = json.loads(index.read_text("utf-8"))["weight_map"]
+        names = sorted({str(name) for name in places.values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"checkpoint index {index} cannot be read; expected JSON with a 'weight_map' from "
+            "names of weights to files"
+        ) from error
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        if Path(name).name != name:
+            raise InputError(f"checkpoint index {index} names {name!r}, which is not beside it")
+        weights |= _read(index.parent / name)
+    if weights.keys() != places.keys():
+        differing = sorted(weights.keys() ^ places.keys())
+        raise InputError(
+            f"checkpoint index {index} and its files do not agree on {_some(differing)}; was the "
+            "folder copied whole?"
+        )
+    return weights
 
 
 def _check_unpacked(path: Path) -> None:
@@ -143,14 +187,22 @@ def _named_as(expected: Mapping[str, Tensor], stored: dict[str, Tensor]) -> dict
         return stored
     ours = {_bare(k): k for k in expected}
     bare = {_bare(k): v for k, v in stored.items()}
-    first, *more = {k.partition(".")[0] for k in bare} or {""}
-    if not more and not any(k in ours for k in bare):
-        inner = {k.removeprefix(f"{first}."): v for k, v in bare.items()}
-        if inner.keys() == ours.keys():
-            bare = inner
     if len(ours) < len(expected) or len(bare) < len(stored):  # two names became one
         return stored
+    if not any(k in ours for k in bare):
+        bare = _within(bare, ours.keys())
     return {ours.get(k, k): v for k, v in bare.items()}
+
+
+def _within(bare: dict[str, Tensor], ours: Collection[str]) -> dict[str, Tensor]:
+    """The weights under one prefix if they are the model's, each of them; else all as they are.
+
+    A Lightning module holds the model beside other things: the weights of its loss, its metrics.
+    """
+    prefixes = {k.partition(".")[0] + "." for k in bare}
+    inner = [{k[len(p) :]: v for k, v in bare.items() if k.startswith(p)} for p in prefixes]
+    whole = [weights for weights in inner if weights.keys() == set(ours)]
+    return whole[0] if len(whole) == 1 else bare
 
 
 def _bare(name: str) -> str:

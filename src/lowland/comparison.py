@@ -93,12 +93,16 @@ def compare(
         halves = (change(f"{half} {name}") if split else None for half in ("sharp", "flat"))
         return Part(*vars(change(name)).values(), *halves)
 
+    titles = _titles(first, second)
     results = Differences(
         lowland=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         gauge=splits[0].setting.gauge,
-        solutions=(_solution(first, splits[0]), _solution(second, splits[1])),
+        solutions=(
+            _solution(first, splits[0], titles[0]),
+            _solution(second, splits[1], titles[1]),
+        ),
         paired_gaps=(float(alike[0] @ both[0].dl), float(alike[0] @ both[1].dl)),
         pairs=len(common),
         n_sharp=n_sharp,
@@ -237,10 +241,26 @@ def _check_same_data(first: Analysis, second: Analysis) -> None:
         )
 
 
-def _solution(analysis: Analysis, split: Decomposition) -> Solution:
+def _titles(*analyses: Analysis) -> list[str]:
+    """What tells the solutions apart: their titles, or with them what else differs."""
+    titles = [its.results.subject.title for its in analyses]
+    origins = [its.results.origin for its in analyses]
+    others = (
+        [origin.checkpoint for origin in origins],
+        [None if origin.seed is None else f"seed {origin.seed}" for origin in origins],
+        [f"of {its.results.created}" for its in analyses],
+        ["first", "second"],
+    )
+    for more in others if len(set(titles)) == 1 else ():
+        if len(set(more)) == len(titles):
+            return [f"{title} ({word or 'none'})" for title, word in zip(titles, more, strict=True)]
+    return titles
+
+
+def _solution(analysis: Analysis, split: Decomposition, title: str) -> Solution:
     errors = {row.name: row.stderr for row in analysis.results.measures}
     return Solution(
-        title=analysis.results.subject.title,
+        title=title,
         created=analysis.results.created,
         outcome=analysis.results.outcome,
         test_loss_stderr=errors.get("test_loss"),

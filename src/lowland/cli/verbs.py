@@ -44,15 +44,16 @@ def analyze(
         Your model as pkg.module:factory, a function without arguments that returns it. The
         current directory is importable.
     checkpoint
-        Its weights: .safetensors, or a torch file with a state dict.
+        Its weights: .safetensors, a torch file with a state dict, a .ckpt of Lightning, or a
+        folder of Transformers' save_pretrained. Nothing in it is executed.
     data
         pkg.module:factory that returns (train, test), each (inputs, targets), a Dataset or a
         DataLoader; or the name of a data set: mnist5k, mnist, fashion_mnist, cifar10, digits, xor.
     layer
         The layer to decompose in full; by default the dense one before the last.
     loss
-        cross_entropy, mse or normalized_cross_entropy, or pkg.module:function that returns one
-        loss per sample.
+        cross_entropy, mse, normalized_cross_entropy or next_token, or pkg.module:function that
+        returns one loss per sample.
     gauge
         balanced: rescale hidden units to equal norms in and out first, so that the split does
         not depend on how they happen to be scaled.
@@ -349,4 +350,15 @@ def _users_own(
     chosen = loss_named(loss, "--loss")
     problem = Problem(network, chosen, train=train, test=test)
     origin = Origin(typed(), description, str(checkpoint) if checkpoint else None)
-    return problem, model, origin
+    return problem, _title(model, checkpoint), origin
+
+
+def _title(model: str, checkpoint: Path | None) -> str:
+    """The model and its weights, which tell one run from another.
+
+    >>> _title("mine:model", Path("runs/sgd/last.ckpt"))
+    'mine:model, sgd/last.ckpt'
+    """
+    if checkpoint is None:
+        return model
+    return f"{model}, {'/'.join(checkpoint.parts[-2:]).replace('//', '/')}"

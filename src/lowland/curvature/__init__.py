@@ -18,6 +18,7 @@ from lowland.curvature.layer_search import (
     layer,
     layers,
     matrices,
+    opaque,
     outputs_of_a_sample,
     parameters,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "layers",
     "matrices",
     "negative_eigenvalues",
+    "opaque",
     "outputs_of_a_sample",
     "parameters",
     "passes",

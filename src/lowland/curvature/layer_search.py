@@ -112,7 +112,15 @@ def parameters(problem: Problem) -> dict[str, Layer]:
 
 
 def layers(problem: Problem) -> dict[str, Layer]:
-    """The weights that can be seen through, by the name of their layer, in the model's order."""
+    """The weights that can be seen through, by the name of their layer, in the model's order.
+
+    An error for a loss that runs the model itself: what it does with a layer is not known.
+    """
+    if problem.loss.needs_model:
+        raise InputError(
+            f"loss {problem.loss.name!r} is computed from the model itself and not from its "
+            "outputs, so that nothing is known of single layers"
+        )
     found = _sight(problem).layers.values()
     return {layer.name: layer for layer in found if layer.operation != "shift"}
 

@@ -190,6 +190,6 @@ def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
         came = f"{inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         raise InputError(
             f"distances between inputs need one tensor of numbers; the {split} inputs are {came} "
-            "(lowland.pair(problem, space=...) compares what a layer sees instead)"
+            "(pairs=lowland.pair(problem, space='a layer') compares what that layer sees instead)"
         )
     return inputs.flatten(1)

@@ -20,7 +20,8 @@ class ClassLoss(Loss):
 
     Scores of several positions have the classes last, (n, T, C) as Transformers has them, or beside
     the samples, (n, C, T) as torch has them: the labels' shape (n, T) tells which. A sample's loss
-    is the mean over those of its positions whose label counts.
+    is the mean over those of its positions whose label counts. Scores of the next token, (n, T, C),
+    are compared with the label of the position that follows.
 
     Args:
         name: what it is called.
@@ -47,12 +48,25 @@ class ClassLoss(Loss):
         self.name, self.rows, self.unit = name, rows, unit
         self.weight, self.ignored, self._second = weight, ignored, second
         self.mean_weight = 1.0
+        self.classes_last = self.next_token = False
+
+    def placed(self, *, classes_last: bool = True, next_token: bool = False) -> "ClassLoss":
+        """The same loss where it is known how scores of several positions are to be read."""
+        other = copy.copy(self)
+        other.classes_last, other.next_token = classes_last, next_token
+        if next_token and not self.next_token:
+            other.name = (
+                "next_token" if self.name == "cross_entropy" else f"{self.name}, next token"
+            )
+        return other
 
     def on(self, targets: Tensor) -> Loss:
         """The same loss, divided by the mean weight of these labels."""
         if self.weight is None or targets.is_floating_point():
             return self  # torch divides a loss of shares by the number of samples
-        counted = self._counted(targets)
+        if self.next_token:
+            targets = targets[:, 1:]
+        counted = self.counted(targets)
         weights = self.weight.double().cpu()[
             self._labels(targets, counted).cpu() % len(self.weight)
         ]
@@ -67,7 +81,7 @@ class ClassLoss(Loss):
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean over a sample's counted positions, over the mean weight of a label."""
-        axis = class_axis(outputs, targets)
+        outputs, targets, axis = self._compared(outputs, targets)
         n, C = len(outputs), outputs.shape[axis]
         scores = outputs if outputs.ndim == 2 else outputs.movedim(axis, -1).reshape(-1, C)
         if targets.is_floating_point():
@@ -76,13 +90,26 @@ class ClassLoss(Loss):
         elif targets.ndim == 1:
             losses = self.rows(scores, targets.long())
         else:
-            counted = self._counted(targets)
+            counted = self.counted(targets)
             losses = self.rows(scores, self._labels(targets, counted).flatten())
             losses = losses.view(n, -1).where(counted.view(n, -1), 0).sum(1)
             losses = losses / counted.view(n, -1).sum(1)
         return losses if self.mean_weight == 1 else losses / self.mean_weight
 
-    def _counted(self, targets: Tensor) -> Tensor:
+    def _compared(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Scores and the labels at the same places, and the dimension along which classes lie."""
+        if self.next_token:
+            if outputs.ndim != 3 or targets.shape != outputs.shape[:2] or targets.shape[1] < 2:
+                raise ValueError(
+                    "the next token needs scores (n, positions, classes) and labels (n, positions) "
+                    "of two positions or more"
+                )
+            return outputs[:, :-1], targets[:, 1:], 2
+        last = self.classes_last and targets.shape == outputs.shape[:-1]
+        return outputs, targets, outputs.ndim - 1 if last else class_axis(outputs, targets)
+
+    def counted(self, targets: Tensor) -> Tensor:
+        """Which labels count."""
         return (targets != self.ignored) & (targets != IGNORED)  # the latter pads
 
     def _labels(self, targets: Tensor, counted: Tensor) -> Tensor:
@@ -91,7 +118,7 @@ class ClassLoss(Loss):
 
     def constant_shape(self, outputs: Tensor, targets: Tensor) -> tuple[int, ...]:
         """One score for each class, at all positions."""
-        axis = class_axis(outputs, targets)
+        _, _, axis = self._compared(outputs, targets)
         return tuple(size if i == axis else 1 for i, size in enumerate(outputs.shape[1:], start=1))
 
     def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
@@ -107,19 +134,21 @@ class ClassLoss(Loss):
                 self._check_shares(outputs, all_targets, split)
             elif not targets.is_floating_point():
                 try:
-                    classes = outputs.shape[class_axis(outputs, targets)]
+                    scores, _, axis = self._compared(outputs, targets)
                 except ValueError:
                     break  # the loss itself says so
-                self._check_labels(classes, all_targets, split)
+                later = all_targets[:, 1:] if self.next_token else all_targets
+                self._check_labels(scores.shape[axis], later, split)
         super().check(outputs, targets, every)
 
     def _check_labels(self, classes: int, targets: Tensor, split: str) -> None:
-        counted = self._counted(targets)
+        counted = self.counted(targets)
         empty = int((~counted.view(len(targets), -1).any(1)).sum())
         if empty:
             raise InputError(
                 f"{empty} of {len(targets)} {split} samples have no label that counts (all are "
-                f"{self.ignored}), and so no loss; leave them out of the data"
+                f"{self.ignored}{', or the first' if self.next_token else ''}), and so no loss; "
+                "leave them out of the data"
             )
         low, high = int(targets[counted].min()), int(targets[counted].max())
         if low < 0 or high >= classes:
@@ -173,10 +202,11 @@ class ClassLoss(Loss):
                 "a classification error needs class labels; the targets are real numbers, and the "
                 f"loss is {self.name!r}"
             )
-        missed = outputs.argmax(class_axis(outputs, targets)) != targets
+        outputs, targets, axis = self._compared(outputs, targets)
+        missed = outputs.argmax(axis) != targets
         if targets.ndim == 1:
             return missed.double()
-        counted = self._counted(targets).view(len(targets), -1)
+        counted = self.counted(targets).view(len(targets), -1)
         return (missed.view(len(targets), -1) & counted).sum(1).double() / counted.sum(1)
 
 

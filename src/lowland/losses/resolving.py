@@ -18,7 +18,13 @@ LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
 
 # One object for each name: what two measures compute with the same loss is computed once.
 _NAMED: dict[str, Loss] = {
-    loss.name: loss for loss in (cross_entropy(), SquaredError(), NormalizedCrossEntropy())
+    loss.name: loss
+    for loss in (
+        cross_entropy(),
+        SquaredError(),
+        NormalizedCrossEntropy(),
+        cross_entropy().placed(next_token=True),
+    )
 }
 
 _WRITE = "write a function (outputs, targets) -> (n,) of your own"

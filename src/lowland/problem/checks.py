@@ -109,8 +109,16 @@ def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
     except InputError:
         raise
     except (RuntimeError, TypeError, IndexError) as error:
+        leaves = pytree.tree_leaves(batch.inputs)
+        hint = (
+            "; should the images become real numbers first (inputs.float() / 255), as they did for "
+            "the training?"
+            if any(t.dtype == torch.uint8 for t in leaves)
+            else ""
+        )
         raise InputError(
-            f"the model cannot run on the training inputs ({_describe(batch.inputs)}): {error}"
+            f"the model cannot run on the training inputs ({_describe(batch.inputs)}): "
+            f"{error}{hint}"
         ) from error
     if out.ndim == 0 or len(out) != len(batch):
         raise InputError(

@@ -1,6 +1,7 @@
 """A user's model: out of its wrappers, its parameters by name, and how a batch goes into it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,11 @@ def measured_names(model: nn.Module, params: str) -> tuple[str, ...]:
             "pass Problem(dtype=...) to measure a copy in one of them"
         )
     return tuple(chosen)
+
+
+def precisions(model: nn.Module) -> frozenset[torch.dtype]:
+    """Those of the model's parameters: what its forward pass is known to run in."""
+    return frozenset(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def wider(model: nn.Module) -> torch.dtype | None:
@@ -71,3 +77,8 @@ def arguments(inputs: Inputs) -> tuple[tuple, dict]:
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
     return (inputs,), {}
+
+
+def without_targets(data: Any) -> Any:
+    """A tensor of inputs alone with empty targets (n, 0); other data as it is."""
+    return (data, data.new_zeros(len(data), 0)) if isinstance(data, Tensor) else data

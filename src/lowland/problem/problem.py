@@ -13,16 +13,20 @@ from torch.func import functional_call
 from lowland.batches import Batch, Batches, Inputs
 from lowland.distributed import total, total_count
 from lowland.errors import InputError
-from lowland.losses import LossLike, ModelLoss, resolve
+from lowland.losses import Loss, LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
+from lowland.problem.conventions import as_the_model_has_it
 from lowland.problem.model import (
     arguments,
     constant,
     measured_names,
     of_inference_mode,
+    precisions,
     unwrap,
     wider,
+    without_targets,
 )
+from lowland.problem.precision import all_in
 from lowland.problem.traceless import (
     differentiating,
     modules_kept,
@@ -39,12 +43,14 @@ class Problem:
     Args:
         model: any ``torch.nn.Module``. Data-parallel and compiled wrappers are taken off. It is
             measured in eval mode and left exactly as it was, also after an error.
-        loss: ``"cross_entropy"``, ``"mse"``, ``"normalized_cross_entropy"``, a torch loss module,
-            a callable ``(outputs, targets) -> (N,)``, or :class:`lowland.ModelLoss` of a callable
-            ``(model, batch) -> (N,)``.
+        loss: ``"cross_entropy"``, ``"mse"``, ``"normalized_cross_entropy"``, ``"next_token"``, a
+            torch loss module, a callable ``(outputs, targets) -> (N,)``, or
+            :class:`lowland.ModelLoss` of a callable ``(model, batch) -> (N,)``. Cross-entropy of a
+            language model of Transformers, with its tokens as labels, is that of the next token.
         train: ``(inputs, targets)`` as tensors, a ``Dataset`` or a ``DataLoader``. Inputs may be a
             tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
-            ``"labels"``, as Transformers has it).
+            ``"labels"``, as Transformers has it). A loss that runs the model itself can do with a
+            tensor of inputs alone.
         test: the same for unseen data; measures that need it say so when it is missing.
         batch_size: how many samples go through the model at once, at most; by default, as many
             as is quick for the work at hand.
@@ -102,6 +108,7 @@ class Problem:
         self._base: Problem | None = None  # that with_loss was asked of
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         model = unwrap(model)
+        self._written_in = precisions(model)
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
             dtype = dtype or wider(model)
             if dtype is not None or of_inference_mode(model):
@@ -110,14 +117,33 @@ class Problem:
             self.model = model
             self._names = measured_names(self.model, params)
             size = batch_size or _BATCH
+            if resolve(loss).needs_model:
+                train, test = without_targets(train), without_targets(test)
             self.train = Batches(train, "train", size)
             self._test = Batches(test, "test", size) if test is not None else None
-            self.loss = resolve(loss).on(self.train.targets)
+            self.loss = self._resolved(loss)
             self._initial = self._matching(initial) if initial is not None else None
             self.training = dict(training or {})
             check_model(self)
             check_loss(self)
             check_recomputing(self)
+
+    def __repr__(self) -> str:
+        weights, frozen = (
+            sum(p.numel() for p in named.values()) for named in (self.params, self.frozen)
+        )
+        test = f" and {self.count('test'):,} test" if self.has_test else ""
+        precision = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Problem({type(self.model).__name__}: {weights:,} weights"
+            + (f", and {frozen:,} frozen\n" if frozen else "\n")
+            + f"        {self.loss.name}, {self.count():,} training{test} samples\n"
+            f"        {precision} on {self.device})"
+        )
+
+    def _resolved(self, loss: LossLike) -> Loss:
+        """The loss for this model and its training data."""
+        return as_the_model_has_it(self, resolve(loss)).on(self.train.targets)
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -227,10 +253,7 @@ class Problem:
         ``params`` replaces some of the parameters; the others enter as constants, so that no
         gradient ever reaches the user's own tensors.
         """
-        args, kwargs = arguments(inputs)
-        # Buffers are handed over too: what a forward pass puts in their place is then undone.
-        values = {**(self._held or self._read()), **(params or {})}
-        out = functional_call(self.model, values, args, kwargs)
+        out = self.run(inputs, params)
         if isinstance(out, Mapping) and "logits" in out:  # a Transformers ModelOutput
             out = out["logits"]
         if not isinstance(out, Tensor):
@@ -239,6 +262,21 @@ class Problem:
                 "with 'logits': wrap the model so that it returns one of these"
             )
         return out
+
+    def run(
+        self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
+    ) -> Any:
+        """Whatever the model returns for these inputs, and more arguments by name."""
+        args, kwargs = arguments(inputs)
+        # Buffers are handed over too: what a forward pass puts in their place is then undone.
+        values = {**(self._held or self._read()), **(params or {})}
+        with self._precision(values):
+            return functional_call(self.model, values, args, {**kwargs, **more})
+
+    def _precision(self, values: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+        """What the forward pass runs in: nothing but itself in a precision of the model's own."""
+        dtype = values[self._names[0]].dtype
+        return contextlib.nullcontext() if dtype in self._written_in else all_in(dtype)
 
     def batch_losses(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """Every sample's loss, (n,), with some parameters replaced; call inside :meth:`measuring`.
@@ -249,7 +287,7 @@ class Problem:
             return self.loss(self.outputs(batch.inputs, params), batch.targets)
         values = {**(self._held or self._read()), **(params or {})}
         named = {f"model.{name}": value for name, value in values.items()}
-        with torch.enable_grad():  # the loss may differentiate on its way
+        with torch.enable_grad(), self._precision(values):  # the loss may differentiate on its way
             losses = functional_call(_Evaluation(self.model, self.loss), named, (batch,))
         return losses if torch.is_grad_enabled() else losses.detach()
 
@@ -350,8 +388,12 @@ class Problem:
         """The same model and data with another loss."""
         other = copy.copy(self)
         other._base = self.base
-        other.loss = resolve(loss).on(self.train.targets)
-        check_loss(other)
+        try:
+            other.loss = self._resolved(loss)
+            check_loss(other)
+        except InputError as error:
+            # what to pass instead is for a loss that a Problem is made with
+            raise InputError(str(error).split("; pass")[0].split(": pass")[0]) from error
         return other
 
     @contextlib.contextmanager

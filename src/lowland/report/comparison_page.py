@@ -67,7 +67,8 @@ def _on_unseen_data(results: Differences) -> str:
             f"smaller error ({numbers})."
         )
     (better,) = set(verdicts) - {None}
-    return f"The {better} solution does better on unseen data ({numbers})."
+    title = results.solutions[0 if better == "first" else 1].title
+    return f"The {better} solution, {title}, does better on unseen data ({numbers})."
 
 
 def _lower(results: Differences, name: str) -> str | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.curvature import opaque
 from lowland.errors import InputError
 from lowland.measures.shared.diagonals import gauss_newton_diagonal
 from lowland.measures.shared.neighbourhood import neighbourhood
@@ -36,10 +37,10 @@ def half_widths(problem: Problem) -> HalfWidths:
     h = gauss_newton_diagonal(problem)
     unknown = [name for name in problem.params if name not in h]
     if unknown:
+        why = opaque(problem).get(unknown[0], "cannot be seen through")
         raise InputError(
-            "the box needs the exact Gauss-Newton diagonal of every parameter, but not all can be "
-            f"seen through: {', '.join(map(repr, unknown[:3]))}{', ...' * (len(unknown) > 3)}; "
-            "parametrisations (weight norm), for example, cannot"
+            "the box needs the exact Gauss-Newton diagonal of every parameter, which is not known "
+            f"of {', '.join(map(repr, unknown[:3]))}{', ...' * (len(unknown) > 3)}: the first {why}"
         )
     near = neighbourhood(problem)
     curvature = torch.cat([h[name].flatten() for name in problem.params])

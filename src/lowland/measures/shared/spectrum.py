@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.module_tracker import ModuleTracker
 
 from lowland.curvature import (
     ALL_EIGENVALUES,
@@ -111,9 +112,21 @@ def _in_double(problem: Problem) -> Problem:
         return problem
 
 
+class _Untracked(ModuleTracker):
+    """No hooks on modules: they fail in a loss that differentiates the model on its way."""
+
+    def __enter__(self) -> "_Untracked":
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
 def _exactly(A: Curvature) -> Spectrum | None:
     """All eigenvalues, if the products cost no more operations than are affordable."""
-    with FlopCounterMode(display=False) as counter:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _Untracked()
+    with counter:
         A @ torch.ones(A.size, dtype=A.dtype, device=A.device)
     # the counter does not know every kind of layer, but each weight meets each sample at least
     # twice forwards and four times backwards
