@@ -47,6 +47,7 @@ class ClassLoss(Loss):
         self.name, self.rows, self.unit = name, rows, unit
         self.weight, self.ignored, self._second = weight, ignored, second
         self.mean_weight = 1.0
+        self.weighted = weight is not None
 
     def on(self, targets: Tensor) -> Loss:
         """The same loss, divided by the mean weight of these labels."""

@@ -87,7 +87,9 @@ def check_loss(problem: "Problem") -> None:
         if loss.needs_model:
             return
         splits = ("train", "test") if problem.has_test else ("train",)
-        loss.check(outputs, few.targets, {s: problem.data(s).targets for s in splits})
+        for split in splits:
+            for targets in problem.data(split).target_chunks():
+                loss.check(outputs, few.targets, {split: targets})
         losses = loss(outputs, few.targets)
         for size in () if loss.separate else _PARTS:
             parts = zip(outputs.split(size), few.targets.split(size), strict=True)

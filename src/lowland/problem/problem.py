@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from torch.func import functional_call
 from lowland.batches import Batch, Batches, Inputs
 from lowland.distributed import total, total_count
 from lowland.errors import InputError
-from lowland.losses import LossLike, ModelLoss, resolve
+from lowland.losses import Loss, LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
 from lowland.problem.model import arguments, constant, measured_names, unwrap, wider
 from lowland.problem.traceless import (
@@ -35,14 +35,18 @@ class Problem:
         loss: ``"cross_entropy"``, ``"mse"``, ``"normalized_cross_entropy"``, a torch loss module,
             a callable ``(outputs, targets) -> (N,)``, or :class:`lowland.ModelLoss` of a callable
             ``(model, batch) -> (N,)``.
-        train: ``(inputs, targets)`` as tensors, a ``Dataset`` or a ``DataLoader``. Inputs may be a
-            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
-            ``"labels"``, as Transformers has it).
+        train: ``(inputs, targets)`` as tensors, a ``Dataset``, a ``DataLoader`` or any iterable of
+            batches. Inputs may be a tensor, a tuple (``model(*inputs)``) or a dict
+            (``model(**inputs)``; targets under ``"labels"``, as Transformers has it). Tensors that
+            are mapped from a file stay so. What a loader gives is kept while it fits half of
+            ``memory``; otherwise it is read again on each pass. A stream (an ``IterableDataset``, a
+            generator) is read once; ``notes`` say how much of it was taken.
         test: the same for unseen data; measures that need it say so when it is missing.
         batch_size: how many samples go through the model at once, at most; by default, as many
             as is quick for the work at hand.
-        memory: the bytes that curvature may keep in graphs and factors; what does not fit is
-            computed in smaller chunks, or again for each product.
+        memory: the bytes that curvature may keep in graphs, factors and bases, and half of it in
+            data; what does not fit is computed in smaller chunks, or again for each product.
+        samples: how many samples to take of a stream; by default as many as may be kept.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
             Half-precision models are measured in float32: second derivatives need its digits.
         initial: the weights that the training started from, as a model or ``state_dict``, for
@@ -66,6 +70,7 @@ class Problem:
         *,
         batch_size: int | None = None,
         memory: int = 2 << 30,
+        samples: int | None = None,
         dtype: torch.dtype | None = None,
         initial: nn.Module | Mapping[str, Tensor] | None = None,
         training: Mapping[str, float] | None = None,
@@ -85,6 +90,8 @@ class Problem:
             raise InputError(f"batch_size must be at least 1, and whole; got {batch_size}")
         if dtype is not None and not dtype.is_floating_point:
             raise InputError(f"dtype must be a floating-point type; got {dtype}")
+        if samples is not None and (not isinstance(samples, int) or samples < 1):
+            raise InputError(f"samples must be at least 1, and whole; got {samples}")
         if memory < 1:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
         if params not in ("trainable", "all"):
@@ -99,9 +106,15 @@ class Problem:
             self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
             self._names = measured_names(self.model, params)
             size = batch_size or _BATCH
-            self.train = Batches(train, "train", size)
-            self._test = Batches(test, "test", size) if test is not None else None
-            self.loss = resolve(loss).on(self.train.targets)
+            held = memory // 2  # of both
+            self.train = Batches(train, "train", size, held=held, samples=samples)
+            held -= self.train.held_bytes
+            self._test = None
+            if test is not None:
+                self._test = Batches(test, "test", size, held=held, samples=samples)
+            if samples is not None and not any(data.streamed for data in self._splits()):
+                raise InputError("samples=... is for streams; this data is read as a whole")
+            self.loss = self._resolved(loss)
             self._initial = self._matching(initial) if initial is not None else None
             self.training = dict(training or {})
             check_model(self)
@@ -148,6 +161,18 @@ class Problem:
     def has_test(self) -> bool:
         """Whether test data was given."""
         return self._test is not None
+
+    def _resolved(self, loss: LossLike) -> Loss:
+        resolved = resolve(loss)
+        return resolved.on(self.train.targets) if resolved.weighted else resolved
+
+    def _splits(self) -> list[Batches]:
+        return [self.train] if self._test is None else [self.train, self._test]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the data: how much of a stream was taken."""
+        return tuple(data.note for data in self._splits() if data.note is not None)
 
     @property
     def has_initial(self) -> bool:
@@ -249,7 +274,7 @@ class Problem:
     def losses(self, split: str = "train") -> Tensor:
         """Every sample's loss, (N,), in data order."""
         with self.measuring(), torch.no_grad():
-            losses = torch.cat([self.batch_losses(batch) for batch in self.batches(split)])
+            losses = self._of_each(split, self.batch_losses)
         if not losses.isfinite().all():
             raise InputError(
                 f"{int((~losses.isfinite()).sum())} of {len(losses)} {split} losses are NaN or "
@@ -263,7 +288,22 @@ class Problem:
         0 or 1 for one label per sample; an error where targets are neither right nor wrong.
         """
         with self.measuring(), torch.no_grad():
-            return torch.cat([self.batch_wrong(batch) for batch in self.batches(split)])
+            return self._of_each(split, self.batch_wrong)
+
+    def _of_each(self, split: str, numbers: Callable[[Batch], Tensor]) -> Tensor:
+        """A number for each sample, (N,), put in one place from the start.
+
+        Small tensors that stay between large ones that go would keep the memory of these.
+        """
+        place, count = None, 0
+        for batch in self.batches(split):
+            part = numbers(batch)
+            if place is None:
+                place = part.new_empty(len(self.data(split)))
+            place[count : count + len(part)] = part
+            count += len(part)
+        assert place is not None  # no data set is empty
+        return place
 
     def gradient(
         self, params: Mapping[str, Tensor] | None = None
@@ -332,7 +372,7 @@ class Problem:
     def with_loss(self, loss: LossLike) -> "Problem":
         """The same model and data with another loss."""
         other = copy.copy(self)
-        other.loss = resolve(loss).on(self.train.targets)
+        other.loss = self._resolved(loss)
         check_loss(other)
         return other
 
