@@ -9,7 +9,7 @@ other samples next time or none, is read once, and what was taken of it is held.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,17 @@ class Batches:
         else:
             for raw in self._parts:
                 yield from _split_batch(raw, self.split).split(size)
+
+    def parts(self, count: int) -> Iterator[Batch]:
+        """All samples in order, in so many batches of about the same size."""
+        if self._whole is None:
+            raise InputError(
+                f"the {self.split} data of a sharded model must fit each rank's memory, in tensors "
+                "of one shape: all ranks run it on equally many batches"
+            )
+        ends = [len(self) * i // count for i in range(count + 1)]
+        for begin, end in pairwise(ends):
+            yield self._whole.map(lambda t, a=begin, b=end: t[a:b])  # type: ignore[misc]
 
     def take(self, indices: Tensor | slice) -> Batch:
         """The samples at ``indices``, in that order, as one batch."""

@@ -48,7 +48,7 @@ def trace(
     if isinstance(A, LayerBlock):
         return Estimate(A.trace(), 0.0, 0, True, _EXACT)
     kinds: dict[str, Kind] = {"hessian": "hessian", "ggn": "ggn", "empirical fisher": "fisher"}
-    if not isinstance(A, Curvature) or A.kind not in kinds:
+    if not isinstance(A, Curvature) or A.kind not in kinds or A.problem.sharded:
         return estimate_trace(A, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
     return _structured_trace(A, kinds[A.kind], rtol, max_matvecs, seed)
 

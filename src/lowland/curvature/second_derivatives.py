@@ -7,6 +7,8 @@ outputs (whose curvature does not vanish where the data is fitted).
 """
 
 import itertools
+import math
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +24,7 @@ from lowland.curvature.products import (
     Scalar,
 )
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, Stored
 
 Way = type[DoubleBackward] | type[ForwardOverReverse] | type[FiniteDifference]
 
@@ -35,6 +37,9 @@ _STEPS = (1e-6, 1e-7, 1e-8)
 _LOSS_STEPS = (1e-3, 1e-4, 1e-5, 1e-6)
 # How far a product may be from a difference: of its own size, and of that of the whole product.
 _OWN, _WHOLE = 1e-3, 1e-5
+
+# Vectors in float64 that a comparison takes.
+_VECTORS = 12
 
 # How far beside the model's weights they are compared, relative to these.
 _NEARBY = 0.05
@@ -50,7 +55,10 @@ def way(problem: Problem) -> Way:
 
 
 def _first_right(problem: Problem) -> Way:
-    batch, params = _hardest(problem), _nearby(problem)
+    batch = _hardest(problem)
+    if problem.stored is not None:
+        return _confirmed_in_parts(problem, problem.stored, batch)
+    params = _nearby(problem, problem.params)
     _check_gradient(problem, losses_in_double(problem, batch), params)
     failures = []
     for candidate in WAYS:
@@ -71,6 +79,41 @@ def _first_right(problem: Problem) -> Way:
         f"the loss {problem.loss.name!r} of this model cannot be differentiated twice: "
         + "; ".join(failures)
     )
+
+
+def _confirmed_in_parts(problem: Problem, stored: Stored, batch: Batch) -> Way:
+    """Double backward, confirmed on the diagonal blocks of a few parameters at a time.
+
+    So little is in memory in float64; the other parameters stay as they are stored.
+    """
+    batch = problem.same_everywhere(batch)
+    names = list(problem.select())
+    sizes = [8 * p.numel() for p in problem.select().values()]
+    with stored.precision(torch.float64):
+        for group in _groups(names, sizes, problem.memory // (4 * _VECTORS)):
+            params = _nearby(problem, {name: stored.widened(name) for name in group})
+            _check_gradient(problem, losses_in_double(problem, batch), params)
+            wrong = _wrong(problem, DoubleBackward, losses_in_double(problem, batch), params)
+            if wrong is not None:
+                raise InputError(
+                    f"the loss {problem.loss.name!r} of this model cannot be differentiated "
+                    f"backwards twice ({wrong}), and other ways need a copy of it; pass "
+                    "Problem(memory=...) with more bytes, or the model as a whole"
+                )
+    return DoubleBackward
+
+
+def _groups(names: list[str], sizes: list[int], most: int) -> list[list[str]]:
+    """Neighbouring parameters of ``most`` bytes together, or single ones that are larger."""
+    groups: list[list[str]] = []
+    size = math.inf
+    for name, each in zip(names, sizes, strict=True):
+        if size + each > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += each
+    return groups
 
 
 def _check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) -> None:
@@ -107,7 +150,7 @@ def _hardest(problem: Problem) -> Batch:
     return batches[int(torch.stack(losses).nan_to_num().argmax())]
 
 
-def _nearby(problem: Problem) -> dict[str, Tensor]:
+def _nearby(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights beside the model's own, in float64.
 
     At its own a ReLU may stand exactly at its kink (an input of zeros, a bias of zero), where a
@@ -120,7 +163,7 @@ def _nearby(problem: Problem) -> dict[str, Tensor]:
 
     return {
         name: p.double() + _NEARBY * (1e-3 + p.double().square().mean().sqrt()) * noise(p)
-        for name, p in problem.params.items()
+        for name, p in params.items()
     }
 
 
@@ -143,7 +186,9 @@ def _random_sum_in_double(problem: Problem, batch: Batch) -> Scalar:
 
 
 def _constants(problem: Problem) -> dict[str, Tensor]:
-    """All that the model holds, in float64."""
+    """All that the model holds, in float64; not what is widened to it when it is read."""
+    if problem.stored is not None:
+        return {}
     tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]
     return {name: _double(t.detach()) for name, t in tensors}
 

@@ -8,14 +8,23 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from lowland.batches import Batch, Batches, Inputs
-from lowland.distributed import total, total_count
+from lowland.distributed import most, of_first_rank, total, total_count
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
-from lowland.problem.model import arguments, constant, measured_names, unwrap, wider
+from lowland.problem.model import (
+    arguments,
+    constant,
+    copied_bytes,
+    measured_names,
+    unwrap,
+    wider,
+)
+from lowland.problem.stored import SHARDED, Stored, is_sharded
 from lowland.problem.traceless import (
     differentiating,
     modules_kept,
@@ -48,7 +57,10 @@ class Problem:
             data; what does not fit is computed in smaller chunks, or again for each product.
         samples: how many samples to take of a stream; by default as many as may be kept.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
-            Half-precision models are measured in float32: second derivatives need its digits.
+            Half-precision models are measured in float32: second derivatives need its digits. A
+            copy that would take more than an eighth of ``memory`` is not made: the weights stay as
+            they are stored, and each is widened when it is read. So are those of a sharded model
+            (``fully_shard``), which every rank measures on data of its own.
         initial: the weights that the training started from, as a model or ``state_dict``, for
             measures of the distance travelled.
         training: facts of the training that some measures use: ``learning_rate``, ``batch_size``.
@@ -103,8 +115,12 @@ class Problem:
         check_tensors(model)
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
             dtype = dtype or wider(model)
-            self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
-            self._names = measured_names(self.model, params)
+            self.model, self.stored = model, None
+            if is_sharded(model) or (dtype is not None and copied_bytes(model, dtype) > memory // 8):
+                self.stored = Stored(model, dtype or next(model.parameters()).dtype)
+            elif dtype is not None:
+                self.model = copy.deepcopy(model).to(dtype)
+            self._names = measured_names(self.model, params, any_precision=self.stored is not None)
             size = batch_size or _BATCH
             held = memory // 2  # of both
             self.train = Batches(train, "train", size, held=held, samples=samples)
@@ -128,20 +144,30 @@ class Problem:
         They are read from the model whenever it is not being measured, so that they are its weights
         also after these were replaced (``vector_to_parameters``, ``load_state_dict(assign=True)``).
         """
+        if self.stored is not None:
+            return {name: self.stored.widened(name) for name in self._names}
         held = self._held or self._read()
         return {name: held[name] for name in self._names}
 
     @property
+    def sharded(self) -> bool:
+        """Whether the parameters are shards of several ranks."""
+        return is_sharded(self.model)
+
+    @property
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that are not measured, by name: constants of the model."""
+        params = [n for n, _ in self.model.named_parameters() if n not in self._names]
+        if self.stored is not None:
+            return {name: self.stored.widened(name) for name in params}
         held = self._held or self._read()
-        params = dict(self.model.named_parameters())
-        return {n: held[n] for n in params if n not in self._names}
+        return {name: held[name] for name in params}
 
     def _read(self) -> dict[str, Tensor]:
         """Every parameter and buffer as a constant, by name."""
-        found = {n: constant(p) for n, p in self.model.named_parameters()}
-        missing = [n for n in self._names if n not in found]
+        own = dict(self.model.named_parameters())
+        found = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
+        missing = [n for n in self._names if n not in own]
         if missing:
             raise InputError(
                 f"the model has no parameter {missing[0]!r} any more; make a new Problem after "
@@ -188,22 +214,26 @@ class Problem:
 
     def _matching(self, initial: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = unwrap(initial).state_dict() if isinstance(initial, nn.Module) else dict(initial)
-        wrong = [n for n, p in self.params.items() if n not in given or given[n].shape != p.shape]
+        wrong = [n for n, p in self.select().items() if n not in given or given[n].shape != p.shape]
         if wrong:
             raise InputError(
                 f"the initial weights do not fit the model: {', '.join(map(repr, wrong[:3]))} is "
                 "missing or has another shape"
             )
-        return {n: given[n].detach().clone().to(p) for n, p in self.params.items()}
+        return {n: given[n].detach().clone().to(self.device, self.dtype) for n in self._names}
 
     @property
     def device(self) -> torch.device:
         """Where the model's parameters live; data is moved there batch by batch."""
+        if self.stored is not None:
+            return next(self.model.parameters()).device
         return next(iter(self.params.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the model's parameters; floating-point data is cast to it."""
+        """The precision that the model is measured in; floating-point data is cast to it."""
+        if self.stored is not None:
+            return self.stored.dtype
         return next(iter(self.params.values())).dtype
 
     def data(self, split: str) -> Batches:
@@ -221,11 +251,21 @@ class Problem:
         """
         if self._batch_size is not None:
             size = min(size, self._batch_size)
-        return (self.place(batch) for batch in self.data(split).chunks(size))
+        data = self.data(split)
+        if self.sharded:  # all ranks must gather the same parameters at the same time
+            count = min(most(-(-len(data) // size)), -most(-len(data)))
+            return (self.place(batch) for batch in data.parts(count))
+        return (self.place(batch) for batch in data.chunks(size))
 
     def first(self, count: int, split: str = "train") -> Batch:
         """The first ``count`` samples, or those of the first batch if it has fewer."""
+        if self.sharded:
+            return self.place(self.data(split).take(slice(count)))
         return next(self.batches(split, count))
+
+    def same_everywhere(self, batch: Batch) -> Batch:
+        """The batch; for a sharded model that of the first rank, so that ranks decide alike."""
+        return of_first_rank(batch) if self.sharded else batch
 
     def place(self, batch: Batch) -> Batch:
         """The batch where and as the model wants it."""
@@ -242,9 +282,7 @@ class Problem:
         gradient ever reaches the user's own tensors.
         """
         args, kwargs = arguments(inputs)
-        # Buffers are handed over too: what a forward pass puts in their place is then undone.
-        values = {**(self._held or self._read()), **(params or {})}
-        out = functional_call(self.model, values, args, kwargs)
+        out = self._called(self.model, "", params or {}, args, kwargs)
         if isinstance(out, Mapping) and "logits" in out:  # a Transformers ModelOutput
             out = out["logits"]
         if not isinstance(out, Tensor):
@@ -261,11 +299,30 @@ class Problem:
         """
         if not isinstance(self.loss, ModelLoss):
             return self.loss(self.outputs(batch.inputs, params), batch.targets)
-        values = {**(self._held or self._read()), **(params or {})}
-        named = {f"model.{name}": value for name, value in values.items()}
         with torch.enable_grad():  # the loss may differentiate on its way
-            losses = functional_call(_Evaluation(self.model, self.loss), named, (batch,))
+            module = _Evaluation(self.model, self.loss)
+            losses = self._called(module, "model.", params or {}, (batch,))
         return losses if torch.is_grad_enabled() else losses.detach()
+
+    def _called(
+        self,
+        module: nn.Module,
+        prefix: str,
+        params: Mapping[str, Tensor],
+        args: tuple,
+        kwargs: dict | None = None,
+    ) -> Any:
+        """What a module returns that holds the model under a prefix, with some other parameters."""
+        # Buffers are handed over too: what a forward pass puts in their place is then undone.
+        values = dict(self._held or self._read())
+        if self.stored is None:
+            values.update(params)
+            params = {}
+        else:
+            values = {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in values.items()}
+        named = {f"{prefix}{name}": value for name, value in values.items()}
+        with self.stored.given(params) if self.stored is not None else contextlib.nullcontext():
+            return functional_call(module, named, args, kwargs)
 
     def batch_wrong(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """The share of each sample's predictions that are wrong, (n,), in float64."""
@@ -313,8 +370,8 @@ class Problem:
         ``params`` replaces parameters; the gradient is with respect to all that are measured.
         """
         with self.measuring():
-            values = {**self.params, **(params or {})}
-            leaves = {n: p.detach().clone().requires_grad_() for n, p in values.items()}
+            values = {**self.select(), **(params or {})}
+            leaves = {n: p.detach().requires_grad_() for n, p in values.items()}
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in leaves.items()}
             for batch in self.batches():
@@ -334,29 +391,50 @@ class Problem:
             return float(total(loss) / count), {n: total(s) / count for n, s in sums.items()}
 
     def select(self, params: str | list[str] | None = None) -> dict[str, Tensor]:
-        """The chosen parameters by name: all, those matching a glob, or those in a list."""
-        if params is None:
-            return dict(self.params)
+        """The chosen parameters by name: all, those matching a glob, or those in a list.
+
+        They are for differentiating: where weights stay as they are stored, each is a tensor of
+        the parameter's shape that stands for it and has no values.
+        """
         patterns = [params] if isinstance(params, str) else params
-        chosen = {}
-        for pattern in patterns:
-            found = fnmatch.filter(self.params, pattern)
-            if not found:
+        chosen = set(self._names) if patterns is None else set()
+        for pattern in patterns or ():
+            matching = fnmatch.filter(self._names, pattern)
+            if not matching:
                 raise InputError(
-                    f"no parameter matches {pattern!r}; there are {', '.join(self.params)}"
+                    f"no parameter matches {pattern!r}; there are {', '.join(self._names)}"
                 )
-            chosen.update({name: self.params[name] for name in found})
-        return {name: p for name, p in self.params.items() if name in chosen}
+            chosen.update(matching)
+        names = [name for name in self._names if name in chosen]
+        if self.stored is not None:
+            return {name: self.stored.stand_in(name) for name in names}
+        params_now = self.params
+        return {name: params_now[name] for name in names}
 
     @differentiating()
     def at(self, params: Mapping[str, Tensor]) -> "Problem":
         """The same problem at another point of weight space, on a copy of the model."""
-        other = self._with(copy.deepcopy(self.model), self._names)
+        other = self._with(self.copied_model(), self._names)
         other._initial = self._initial
         with torch.no_grad():
             for name, value in params.items():
                 other.params[name].copy_(value)
         return other
+
+    def copied_model(self) -> nn.Module:
+        """A copy of the model; an error where its weights are to stay as they are stored."""
+        self.check_whole()
+        if self.stored is not None:
+            raise InputError(
+                "this needs a copy of the model, for which the memory budget is too small; pass "
+                "Problem(memory=...) with more bytes"
+            )
+        return copy.deepcopy(self.model)
+
+    def check_whole(self) -> None:
+        """An error if the model is sharded."""
+        if self.sharded:
+            raise InputError(SHARDED)
 
     def of(self, model: nn.Module) -> "Problem":
         """The same loss and data with another model."""
@@ -364,7 +442,7 @@ class Problem:
 
     def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
         other = copy.copy(self)
-        other.model, other._names = model, names
+        other.model, other._names, other.stored = model, names, None
         other._depth, other._held, other._initial = 0, None, None
         check_loss(other)
         return other
@@ -377,12 +455,13 @@ class Problem:
         return other
 
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
+    def measuring(self, *, packing: bool = True) -> Iterator[None]:
         """Run the model in eval mode and leave no trace of it.
 
         Modes, buffers, other attributes of modules and random state are put back on the way out,
         also after an exception. Gradients are enabled whatever the caller's context, in full
-        precision, by operations that can be differentiated twice.
+        precision, by operations that can be differentiated twice. Weights that stay as they are
+        stored are not kept wide by autograd either, unless ``packing`` is switched off.
         """
         if self._depth:
             yield
@@ -391,8 +470,13 @@ class Problem:
             self.model.eval()
             # Copies: a forward pass that writes into its weights does not write into the user's.
             self._depth, self._held = 1, {name: t.clone() for name, t in self._read().items()}
+            keeping: contextlib.AbstractContextManager = contextlib.nullcontext()
+            if self.stored is not None:
+                self.stored.install()
+                if packing:
+                    keeping = saved_tensors_hooks(self.stored.pack, self.stored.unpack)
             try:
-                with plain_operations(self.model):
+                with keeping, plain_operations(self.model):
                     yield
             finally:
                 self._depth, self._held = 0, None

@@ -1,6 +1,5 @@
 """The one spectral pass that every spectral measure reads: of the Hessian, and of the GGN."""
 
-import copy
 from dataclasses import replace
 
 import torch
@@ -88,7 +87,7 @@ def _in_double(problem: Problem) -> Problem:
     if problem.dtype == torch.float64:
         return problem
     try:
-        return problem.of(copy.deepcopy(problem.model).double())
+        return problem.of(problem.copied_model().double())
     except (InputError, TypeError):
         return problem
 
