@@ -9,7 +9,7 @@ from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
 from lowland.curvature.layer_search import Layer, layer, layers, matrices, parameters
 from lowland.curvature.memory import samples_within
-from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.operator import Dense, Operator, columns_within
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.precision import rounding
 from lowland.curvature.sample_factors import Kind, factor_bytes, factors, passes, sample_gradients
@@ -38,6 +38,7 @@ __all__ = [
     "LayerBlock",
     "Operator",
     "Spectrum",
+    "columns_within",
     "condition_number",
     "diagonal",
     "effective_dimension",

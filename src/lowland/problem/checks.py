@@ -58,7 +58,9 @@ def check_model(problem: "Problem") -> None:
     """
     seen = 0
     with problem.measuring(), torch.no_grad():
-        for batch in [problem.first(_TRIED)] if problem.sharded else problem.batches("train", _TRIED):
+        for batch in (
+            [problem.first(_TRIED)] if problem.sharded else problem.batches("train", _TRIED)
+        ):
             batch = problem.same_everywhere(batch)
             whole = _evaluated(problem, batch)
             for _ in range(_PASSES - 1):

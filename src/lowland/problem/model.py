@@ -11,9 +11,7 @@ from lowland.errors import InputError
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def measured_names(
-    model: nn.Module, params: str, any_precision: bool = False
-) -> tuple[str, ...]:
+def measured_names(model: nn.Module, params: str, any_precision: bool = False) -> tuple[str, ...]:
     """The names of the parameters that are measured."""
     every = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
     if not every:

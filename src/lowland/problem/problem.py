@@ -116,7 +116,9 @@ class Problem:
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
             dtype = dtype or wider(model)
             self.model, self.stored = model, None
-            if is_sharded(model) or (dtype is not None and copied_bytes(model, dtype) > memory // 8):
+            if is_sharded(model) or (
+                dtype is not None and copied_bytes(model, dtype) > memory // 8
+            ):
                 self.stored = Stored(model, dtype or next(model.parameters()).dtype)
             elif dtype is not None:
                 self.model = copy.deepcopy(model).to(dtype)
@@ -319,7 +321,9 @@ class Problem:
             values.update(params)
             params = {}
         else:
-            values = {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in values.items()}
+            values = {
+                n: t.to(self.dtype) if t.is_floating_point() else t for n, t in values.items()
+            }
         named = {f"{prefix}{name}": value for name, value in values.items()}
         with self.stored.given(params) if self.stored is not None else contextlib.nullcontext():
             return functional_call(module, named, args, kwargs)

@@ -1,9 +1,9 @@
 """Weights that stay as they are stored, in half precision or in shards, and are widened when read.
 
-A copy of a large model in float32, or of all its shards, may not fit where the model itself just does.
-So a module that reads a parameter gets it whole and in the measured precision for that one operation,
-and what autograd would keep of it for the backward pass is its name: it is widened again when the
-backward pass needs it. The numbers are those of a copy, bit for bit.
+A copy of a large model in float32, or of all its shards, may not fit where the model itself just
+does. So a module that reads a parameter gets it whole, in the measured precision, for that one
+operation, and what autograd would keep of it for the backward pass is its name: it is widened again
+when the backward pass needs it. The numbers are those of a copy.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ def is_sharded(model: nn.Module) -> bool:
 
 def local(t: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
-    return t.to_local() if _is_distributed(t) else t  # type: ignore[operator]
+    return t.to_local() if _is_distributed(t) else t  # type: ignore[attr-defined]
 
 
 def _is_distributed(t: Tensor) -> bool:
-    return hasattr(t, "full_tensor")
+    return hasattr(t, "full_tensor")  # importing DTensor, to ask for it, takes seconds
 
 
 class Stored:
@@ -45,8 +45,8 @@ class Stored:
         fused = [n for n, m in model.named_modules() if isinstance(m, nn.RNNBase)]
         if fused:
             raise InputError(
-                f"module {fused[0]!r} hands its weights to a fused operation and cannot be measured "
-                "in place; pass Problem(memory=...) with more bytes, or the model as a whole"
+                f"module {fused[0]!r} hands its weights to a fused operation and cannot be "
+                "measured in place; pass Problem(memory=...) with more bytes, or the whole model"
             )
         self.model, self.dtype = model, dtype
         self._names = {id(p): n for n, p in model.named_parameters()}
@@ -68,7 +68,7 @@ class Stored:
         """A new tensor with the whole parameter, in the measured precision."""
         p = self._parameters()[name].detach()
         if _is_distributed(p):
-            p = p.full_tensor()  # type: ignore[operator]
+            p = p.full_tensor()  # type: ignore[attr-defined]
         wide = p.to(self.dtype, copy=True)
         storage = wide.untyped_storage()
         self._wide[storage.data_ptr()] = name
@@ -88,7 +88,7 @@ class Stored:
         if given is None:
             return self.widened(name)
         if not any(given.stride()) and self._by_mark.get(given.data_ptr()) == name:
-            return _Widened.apply(given, self, name)  # type: ignore[no-any-return]
+            return _Widened.apply(given, self, name)
         return given
 
     @contextlib.contextmanager
@@ -157,7 +157,7 @@ class _Widened(torch.autograd.Function):
         return stored.widened(name)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient, None, None
 
 

@@ -13,6 +13,7 @@ from lowland.curvature import (
     Estimate,
     Hessian,
     Spectrum,
+    columns_within,
     eigsh,
     ggn,
     hessian,
@@ -31,6 +32,7 @@ TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
 # timed, so that the same network gives the same numbers on every machine.
 AFFORDABLE = 3e10
+_BESIDE = 4  # vectors beside those of the basis that a step takes, for each probe
 CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
@@ -106,7 +108,11 @@ def _exactly(A: Curvature) -> Spectrum | None:
 
 def _sampled(problem: Problem, A: Hessian | GGN) -> Spectrum:
     noise = Noise(neighbourhood(problem), neighbourhood(problem).w)
-    start = torch.stack([noise.draw() for _ in range(PROBES)], 1)
+    # Where memory is short, fewer probes: of a large matrix each tells more than a wider block.
+    probes = max(1, min(PROBES, columns_within(A) // (STEPS + _BESIDE)))
+    start = torch.empty(A.size, probes, dtype=A.dtype, device=A.device)
+    for column in start.unbind(1):
+        column.copy_(noise.draw())
     settled = _leading_settled if isinstance(A, Hessian) else lambda nodes, residuals: True
     return Spectrum.sampled(A, start, STEPS, settled=settled, max_steps=MOST)
 
