@@ -114,9 +114,9 @@ class Outcome:
     def reached(self) -> bool:
         if self.value is None:
             return False
-        if self.row.unit == "gradients":
-            return self.value <= self.row.floor
         fits = self.gibibytes is None or self.gibibytes <= (self.row.gibibytes or 0)
+        if self.row.unit == "gradients":
+            return self.value <= self.row.floor and fits
         return self.value >= self.row.floor and fits
 
 

@@ -125,6 +125,14 @@ def _fresh(model: nn.Module) -> nn.Module:
     return fresh
 
 
+@cache
+def ten_million() -> Workload:
+    """784-2048-2048-2048-10: 10 million weights, on 1,000 images."""
+    known = _mlp((784, 2048, 2048, 2048, 10), nn.ReLU, 1000)
+    X, y = ll.data.load("mnist5k").test
+    return replace(known, test=(X[:250], y[:250]))
+
+
 def million_weight_layer() -> Workload:
     return layer_of_width(1024, 4000)
 

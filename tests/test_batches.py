@@ -1,4 +1,7 @@
+import itertools
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +16,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lowland import batches
 from lowland.batches import Batches
 from lowland.errors import InputError
 from lowland.problem import Problem
@@ -41,9 +43,10 @@ class Noisy(Dataset):
 
 class Stream(IterableDataset):
     def __init__(self, shuffled: bool = False):
-        self.shuffled = shuffled
+        self.shuffled, self.reads = shuffled, 0
 
     def __iter__(self):
+        self.reads += 1
         order = torch.randperm(10) if self.shuffled else torch.arange(10)
         return iter([(X[i], Y[i]) for i in order])
 
@@ -114,18 +117,109 @@ def test_sampling_with_replacement_is_refused():
         Batches(DataLoader(TensorDataset(X, Y), sampler=sampler), "train", 4)
 
 
-def test_a_stream_that_shuffles_is_refused():
+def test_a_stream_is_read_once_and_what_was_taken_stays():
     torch.manual_seed(0)
-    with pytest.raises(InputError, match="other data on each pass"):
-        Batches(DataLoader(Stream(shuffled=True), batch_size=5), "train", 4)
+    stream = Stream(shuffled=True)
+    data = Batches(DataLoader(stream, batch_size=5), "train", 4)
+    assert stream.reads == 1
+    assert torch.equal(everything(data), everything(data))
+    assert sorted(everything(data)[:, 0].tolist()) == X[:, 0].tolist()
+    assert data.note is not None
+    assert "10 samples were taken, and that is all it gave" in data.note
 
 
-def test_data_too_large_to_hold_is_read_again_each_time(monkeypatch):
-    monkeypatch.setattr(batches, "HELD_BYTES", 30)
-    data = Batches(DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True), "train", 4)
+def test_of_an_endless_stream_so_many_samples_are_taken():
+    def batches():
+        for i in itertools.count():
+            yield X + i, Y
+
+    data = Batches(batches(), "train", 4, samples=25)
+    assert torch.equal(everything(data), torch.cat([X, X + 1, (X + 2)[:5]]))
+    assert data.note is not None
+    assert "25 samples were taken, and there may be more" in data.note
+    limited = Batches(batches(), "train", 4, held=50 * 16)  # a sample has 16 bytes
+    assert len(limited) == 50
+    assert limited.held_bytes == 50 * 16
+    with pytest.raises(InputError, match="1,000 samples of the train stream exceed"):
+        Batches(batches(), "train", 4, held=50 * 16, samples=1000)
+    with pytest.raises(InputError, match="train data is empty"):
+        Batches(iter([]), "train", 4)
+
+
+def test_a_problem_tells_how_much_of_a_stream_was_taken():
+    problem = Problem(nn.Linear(2, 3), train=Stream(), test=(X, Y), samples=7)
+    assert problem.count() == 7
+    assert len(problem.notes) == 1
+    assert "7 samples" in problem.notes[0]
+    with pytest.raises(InputError, match="for streams"):
+        Problem(nn.Linear(2, 3), train=(X, Y), samples=7)
+
+
+def test_data_too_large_to_hold_is_read_again_each_time():
+    loader = DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True)
+    data = Batches(loader, "train", 4, held=100)
     assert data._whole is None
+    assert data.held_bytes == 0
+    with pytest.raises(InputError, match="10 train samples at once"):
+        data.take(slice(None))
+    with pytest.raises(InputError, match="targets together exceed"):
+        _ = data.targets
+    assert torch.equal(torch.cat(list(data.target_chunks())), Y)
     assert torch.equal(everything(data), X)
     assert torch.equal(data.take(torch.tensor([8, 2])).inputs, X[[8, 2]])
+
+
+LARGE = """
+import torch, lowland as ll
+from torch.utils.data import Dataset
+
+class Images(Dataset):  # 160 MB, and as much again if the targets are the images
+    def __init__(self, targets): self.targets = targets
+    def __len__(self): return 2_000
+    def __getitem__(self, i):
+        x = torch.full((20_000,), float(i % 7)).index_fill_(0, torch.tensor(i % 3), 9.0)
+        return x, x if self.targets == "images" else i % 3
+
+def peak():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM"))
+
+for targets, loss in (("labels", "cross_entropy"), ("images", "mse")):
+    layers = [torch.nn.Linear(20_000, 3)]
+    if targets == "images":
+        layers.append(torch.nn.Linear(3, 20_000))
+    model = torch.nn.Sequential(*layers)
+    ll.Problem(model, loss, train=[t[:8] for t in (torch.ones(9, 20_000), torch.zeros(9).long())]
+               if targets == "labels" else (torch.ones(8, 20_000),) * 2).gradient()
+    before = peak()
+    p = ll.Problem(model, loss, train=Images(targets), memory=20_000_000, batch_size=50)
+    value, _ = p.gradient()
+    assert len(p.losses()) == 2_000
+    assert abs(value - float(p.losses().mean())) < 1e-4 * value
+    print(targets, (peak() - before) // 1024)
+"""
+
+
+def test_data_larger_than_the_budget_is_never_in_memory_as_a_whole():
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    grown = {name: int(size) for name, size in map(str.split, done.stdout.splitlines())}
+    assert grown["labels"] < 80  # MiB, of 153
+    assert grown["images"] < 120  # of 305
+
+
+def test_mapped_arrays_stay_mapped(tmp_path):
+    on_disk = np.memmap(tmp_path / "x", np.float32, "w+", shape=(10, 2))
+    on_disk[:] = X.numpy()
+    by_torch = torch.from_file(str(tmp_path / "x"), shared=True, size=20).view(10, 2)
+    for mapped in (on_disk, by_torch):
+        data = Batches((mapped, Y), "train", 4)
+        first = next(iter(data)).inputs
+        on_disk[0, 0] = 77  # what is in the file is what the batch shows
+        assert float(first[0, 0]) == 77
+        on_disk[0, 0] = 0
+        assert torch.equal(everything(data), X)
 
 
 def test_take_gives_samples_in_the_order_asked():

@@ -6,7 +6,6 @@ import matplotlib
 import pytest
 import torch
 
-from lowland.curvature import density, quadrature
 from lowland.curvature.density import spectral_density
 from lowland.curvature.operator import Dense
 from lowland.errors import InputError
@@ -125,12 +124,11 @@ def test_gauss_quadrature_is_exact_to_degree_two_m_minus_one():
         assert torch.allclose(value, expected, rtol=1e-10, atol=1e-12) == (degree < 2 * m)
 
 
-def test_probes_go_together_and_fewer_of_them_where_memory_is_short(monkeypatch):
+def test_probes_go_together_and_fewer_of_them_where_memory_is_short():
     A = Hidden(MATRIX)
     spectral_density(A, steps=20, probes=5)
     assert A.widths == [5] * 20
-    for module in (density, quadrature):
-        monkeypatch.setattr(module, "MEMORY", 2 * 20 * N * 8)  # two bases at once
+    A.memory = 2 * 20 * N * 8  # two bases at once
     spectral_density(A, steps=20, probes=5)
     assert A.widths[20:] == [2] * 20
 

@@ -7,6 +7,7 @@ import lowland as ll
 from cases import CASES, dense_hessian
 from lowland.curvature.operator import Dense
 from lowland.errors import InputError
+from planted import Hidden
 from planted import planted as matrix_with
 
 
@@ -97,3 +98,20 @@ def test_wrong_requests_are_refused():
         ll.eigsh(A, 1, start=torch.ones(4))
     with pytest.raises(InputError, match="NaN or infinite"):
         ll.eigsh(Dense(torch.full((3, 3), float("nan"))), 1)
+
+
+def test_where_memory_is_short_the_basis_is_smaller_and_the_residuals_are_products():
+    n, k = 300, 4
+    A = Hidden(matrix_with(0.9 ** torch.arange(n).double()))
+    plenty = ll.eigsh(A, k, tol=1e-6)
+    assert plenty.matvecs == A.matvecs
+    A.memory = 16 * 8 * n  # vectors
+    short = ll.eigsh(A, k, tol=1e-6)
+    assert short.converged
+    torch.testing.assert_close(short.values, plenty.values, rtol=1e-9, atol=0)
+    exact = (A.matrix @ short.vectors - short.vectors * short.values).norm(dim=0)
+    torch.testing.assert_close(short.residuals, exact, rtol=0.1, atol=1e-12)
+    assert plenty.matvecs + short.matvecs == A.matvecs
+    A.memory = 8 * 8 * n
+    with pytest.raises(InputError, match="a search for 4 eigenvectors of 300 entries"):
+        ll.eigsh(A, k)

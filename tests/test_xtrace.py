@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from lowland.curvature import sketch
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.operator import Dense
 from lowland.curvature.sketch import Sketch
@@ -97,7 +96,8 @@ def test_xdiag_is_the_definition():
         w, PA = sketch.Omega[:, i], Q @ (Q.T @ A)
         return PA.diagonal() + w * ((A - PA) @ w)
 
-    mean, variance = _leave_one_out(sketch, (sketch.Q * sketch.Z).sum(1))
+    inside, mean, variance = _leave_one_out(sketch)
+    torch.testing.assert_close(inside, (sketch.Q * sketch.Z).sum(1))
     X = torch.stack([sample(i) for i in range(m)])
     covariance = covariance_by_definition(sample, m).clamp_min(0)
     torch.testing.assert_close(mean, X.mean(0), rtol=1e-9, atol=1e-12)
@@ -241,16 +241,29 @@ def test_a_trace_of_zero_is_not_called_converged():
     assert "NOT converged" in repr(found)
 
 
-def test_products_go_in_blocks_and_none_is_repeated(monkeypatch):
+def test_products_go_in_blocks_and_none_is_repeated():
     A = Hidden(planted(SPECTRA["power"]))
     found = trace(A, rtol=1e-3, max_matvecs=120)
     assert found.samples == A.matvecs
     assert len(A.widths) <= 12
 
-    monkeypatch.setattr(sketch, "MEMORY", 3 * 8 * N * 10)  # ten test vectors, then no wider range
+    value = float(SPECTRA["power"].sum())
+    A.memory = 38 * 8 * N  # ten test vectors with all that belongs to them, then no wider range
     frozen = trace(A, rtol=1e-3, max_matvecs=120)
     assert frozen.method == "XTrace + Hutchinson"
-    assert abs(frozen.value - float(SPECTRA["power"].sum())) < 4 * frozen.stderr
+    assert abs(frozen.value - value) < 4 * frozen.stderr
+
+    A.memory = 12 * 8 * N  # no range at all
+    sampled = trace(A, rtol=1e-3, max_matvecs=120)
+    assert sampled.method == "Hutchinson"
+    assert max(A.widths[-10:]) <= 2
+    assert abs(sampled.value - value) < 4 * sampled.stderr
+    d = estimate_diagonal(A, rtol=1e-3, max_matvecs=120)
+    assert d.method == "BKS"
+    assert float(((d.value - A.matrix.diagonal()).abs() < 4 * d.stderr).double().mean()) > 0.98
+    A.memory = 9 * 8 * N
+    with pytest.raises(InputError, match=r"takes 10 vectors of 200 entries"):
+        trace(A)
 
 
 def test_the_seed_decides_and_the_global_state_does_not_move():

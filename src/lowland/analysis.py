@@ -131,7 +131,7 @@ def analyze(
         layer_rows=explained.layer_rows,
         measures=measured.rows(),
         checks=explained.checks,
-        notes=tuple(explained.notes),
+        notes=(*problem.notes, *explained.notes),
     )
     analysis = Analysis(results, weights_bytes(problem.model))
     if out is not None:

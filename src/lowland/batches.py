@@ -3,11 +3,13 @@
 A loss, its gradient and its curvature are properties of one data set. A loader that shuffles is
 therefore read in the order of its data set, and one that hands out other data on each pass
 (augmentation, sampling with replacement) is refused: its Hessian would be another one each time.
+Data that is too large to hold is read again, batch by batch, on each pass. A stream, which may give
+other samples next time or none, is read once, and what was taken of it is held.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,7 @@ from lowland.errors import InputError
 
 Inputs = Any  # a tensor, or a tuple or dict of tensors, with the samples along dimension 0
 
-# Data up to this size is kept after the first pass; more is read again from its loader each time.
-HELD_BYTES = 2 << 30
+HELD_BYTES = 1 << 30  # what is kept of a data set after the first pass, unless told otherwise
 _COMPARED = 256  # samples that are read twice
 _PADDING = -100  # the label that torch and Transformers ignore
 
@@ -51,28 +52,70 @@ class Batch:
 
 
 class Batches:
-    """A data set as a sequence of :class:`Batch`, the same ones in the same order on each pass."""
+    """A data set as a sequence of :class:`Batch`, the same ones in the same order on each pass.
 
-    def __init__(self, source: Any, split: str, batch_size: int) -> None:
+    Args:
+        source: tensors, which are used where they lie (a memory-mapped one stays so), a
+            ``Dataset``, a ``DataLoader``, or any other iterable of batches.
+        split: ``"train"`` or ``"test"``, for messages.
+        batch_size: samples at once, where the source does not say.
+        held: the bytes that may be kept of what a loader gives. More than that is read again on
+            each pass; of a stream no more is taken.
+        samples: how many samples to take of a stream.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        split: str,
+        batch_size: int,
+        *,
+        held: int = HELD_BYTES,
+        samples: int | None = None,
+    ) -> None:
         self.split = split
         self.batch_size = batch_size
+        self.held_bytes = 0  # of what a loader gave
+        self.note: str | None = None  # what a reader should know of the data
+        self.streamed = _is_stream(source)
+        self._limit = held
+        self._targets: Tensor | None = None
         self._whole: Batch | None = None  # everything, in memory
         self._parts: list[Batch] | DataLoader = []  # or as it comes: ragged, or too large to hold
-        if isinstance(source, DataLoader | Dataset):
+        if self.streamed:
+            self._hold(self._taken(_loader(source, batch_size), samples))
+        elif isinstance(source, DataLoader | Dataset):
             self._read(_in_fixed_order(source, split, batch_size))
         else:
             self._whole = _split_batch(pytree.tree_map(_as_tensor, source), split)
             _check_lengths(self._whole, split)
             _check_finite(self._whole, split)
-            self.targets = self._whole.targets
+            self._targets, self._count = self._whole.targets, len(self._whole)
         if len(self) == 0:
             raise InputError(f"the {split} data is empty; at least one sample is needed")
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return self._count
 
     def __iter__(self) -> Iterator[Batch]:
         return self.chunks(self.batch_size)
+
+    @property
+    def targets(self) -> Tensor:
+        """All targets, (N, ...); an error if they are too large to hold."""
+        if self._targets is None:
+            raise InputError(
+                f"the {self.split} targets together exceed {_size(self._limit)}, so that they "
+                "cannot be compared all at once; pass Problem(memory=...) with more bytes"
+            )
+        return self._targets
+
+    def target_chunks(self) -> Iterator[Tensor]:
+        """All targets in order, as many at a time as are at hand."""
+        if self._targets is not None:
+            yield self._targets
+        else:
+            yield from (batch.targets for batch in self)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """All samples in order, at most ``size`` at a time."""
@@ -84,6 +127,17 @@ class Batches:
         else:
             for raw in self._parts:
                 yield from _split_batch(raw, self.split).split(size)
+
+    def parts(self, count: int) -> Iterator[Batch]:
+        """All samples in order, in so many batches of about the same size."""
+        if self._whole is None:
+            raise InputError(
+                f"the {self.split} data of a sharded model must fit each rank's memory, in tensors "
+                "of one shape: all ranks run it on equally many batches"
+            )
+        ends = [len(self) * i // count for i in range(count + 1)]
+        for begin, end in pairwise(ends):
+            yield self._whole.map(lambda t, a=begin, b=end: t[a:b])  # type: ignore[misc]
 
     def take(self, indices: Tensor | slice) -> Batch:
         """The samples at ``indices``, in that order, as one batch."""
@@ -97,44 +151,98 @@ class Batches:
         loader = self._parts
         order = [i for group in loader.batch_sampler for i in group]  # type: ignore[union-attr]
         chosen = torch.arange(len(self))[indices].tolist()
+        need = len(chosen) * self._each
+        if need > self._limit:
+            raise InputError(
+                f"{len(chosen):,} {self.split} samples at once take {_size(need)}; of this data "
+                f"{_size(self._limit)} may be held: pass Problem(memory=...) with more bytes"
+            )
         raw = loader.collate_fn([loader.dataset[order[i]] for i in chosen])
         return _split_batch(raw, self.split)
 
+    def _taken(self, source: Iterable, samples: int | None) -> Iterator[Batch]:
+        """The first samples of a stream: so many, or as many as may be held."""
+        count, size, more = 0, 0, False
+        for raw in source:
+            batch = self._checked(raw)
+            room = samples - count if samples is not None else self._limit // _each(batch) - count
+            if room <= 0:
+                more = True
+                break
+            batch = batch.split(room)[0]
+            count, size = count + len(batch), size + _bytes(batch)
+            if size > self._limit:
+                raise InputError(
+                    f"{samples:,} samples of the {self.split} stream exceed the "
+                    f"{_size(self._limit)} that may be held of it; pass fewer samples=..., or "
+                    "Problem(memory=...) with more bytes"
+                )
+            yield batch
+            if samples is not None and count >= samples:  # not a sample more is asked for
+                more = True
+                break
+        of = "there may be more" if more else "that is all it gave"
+        self.note = (
+            f"The {self.split} data is a stream, read once and held: {count:,} samples were taken, "
+            f"and {of}. Read again, it may give others."
+        )
+
     def _read(self, loader: DataLoader) -> None:
         """Read everything once, check it, and keep it if it is small enough."""
-        parts: list[Batch] = []
         opening: list[Batch] = []  # the first samples, to compare with another pass
-        targets, size, count = [], 0, 0
-        for raw in loader:
-            batch = _split_batch(raw, self.split)
-            _check_lengths(batch, self.split)
-            _check_finite(batch, self.split)
-            if count < _COMPARED:
-                opening.append(batch)
-            count += len(batch)
-            targets.append(batch.targets)
-            size += sum(t.nbytes for t in pytree.tree_leaves(batch.inputs))
-            if size > HELD_BYTES:
-                parts.clear()
-            else:
-                parts.append(batch)
-        if not targets:
-            raise InputError(f"the {self.split} data is empty; at least one sample is needed")
+
+        def noted() -> Iterator[Batch]:
+            count = 0
+            for raw in loader:
+                batch = self._checked(raw)
+                if count < _COMPARED:
+                    opening.append(batch)
+                count += len(batch)
+                yield batch
+
+        complete = self._hold(noted(), sum(map(len, loader.batch_sampler)))  # type: ignore[arg-type]
         if not self._is_same_again(loader, opening):
             raise InputError(
                 f"the {self.split} loader returns other data on each pass (random augmentation "
                 "or an order of its own?); pass it without random transforms, or pass tensors: "
                 "curvature is that of one fixed data set"
             )
-        self.targets = _joined(targets, self.split)
-        if not parts:
+        if not complete:
             self._parts = loader
-        elif len({_shapes(part) for part in parts}) == 1:
+
+    def _hold(self, batches: Iterable[Batch], expected: int = 0) -> bool:
+        """Keep what comes while it is small enough; whether that was all of it."""
+        parts: list[Batch] = []
+        targets = _Targets(expected, self._limit)
+        self._count = size = 0
+        for batch in batches:
+            self._count += len(batch)
+            self._each = _each(batch)
+            size += _bytes(batch)
+            parts.append(batch)
+            if size > self._limit:
+                parts.clear()
+            if size <= self._limit or targets.nbytes + batch.targets.nbytes <= self._limit // 4:
+                targets.append(batch.targets)
+        if not self._count:
+            raise InputError(f"the {self.split} data is empty; at least one sample is needed")
+        if targets.count == self._count:
+            self._targets = targets.joined(self.split)
+        held = self._targets.nbytes if self._targets is not None else 0
+        self.held_bytes = size if parts else held
+        if len({_shapes(part) for part in parts}) == 1:
             self._whole = Batch(
                 pytree.tree_map(lambda *t: torch.cat(t), *(p.inputs for p in parts)), self.targets
             )
         else:
             self._parts = parts
+        return bool(parts)
+
+    def _checked(self, raw: Any) -> Batch:
+        batch = _split_batch(raw, self.split)
+        _check_lengths(batch, self.split)
+        _check_finite(batch, self.split)
+        return batch
 
     def _is_same_again(self, loader: DataLoader, opening: list[Batch]) -> bool:
         """Whether the first samples come again as they are.
@@ -147,14 +255,27 @@ class Batches:
         return len(again) == len(opening) and all(map(_equal, opening, again))
 
 
+def _is_stream(source: Any) -> bool:
+    """Whether the data can only be read from its beginning: no index leads to a sample."""
+    if isinstance(source, DataLoader):
+        return isinstance(source.dataset, IterableDataset)
+    if isinstance(source, Dataset):
+        return isinstance(source, IterableDataset)
+    at_hand = (Tensor, np.ndarray, Mapping, Sequence)
+    return isinstance(source, Iterable) and not isinstance(source, at_hand)
+
+
+def _loader(source: Iterable, batch_size: int) -> Iterable:
+    """The batches of a stream."""
+    if isinstance(source, IterableDataset):
+        return DataLoader(source, batch_size=batch_size)
+    return source
+
+
 def _in_fixed_order(source: Any, split: str, batch_size: int) -> DataLoader:
     """A loader over the same samples that visits them in the same order each time."""
     if not isinstance(source, DataLoader):
-        if isinstance(source, IterableDataset):
-            return DataLoader(source, batch_size=batch_size)
         return DataLoader(source, batch_size=batch_size, shuffle=False)
-    if isinstance(source.dataset, IterableDataset):
-        return source
     sampler = source.batch_sampler if source.batch_sampler is not None else source.sampler
     if type(sampler) is BatchSampler:
         # Sorted, and without dropping a remainder: the batches of a training loader are an
@@ -232,11 +353,25 @@ def _check_finite(batch: Batch, split: str) -> None:
         ("targets", batch.targets),
     ]:
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            bad = int((~leaf.isfinite()).sum())
+            # in parts: a mapped tensor is never in memory as a whole
+            bad = sum(int((~part.isfinite()).sum()) for part in leaf.split(1024))
             if bad:
                 raise InputError(
                     f"the {split} {what} hold {bad} NaN or infinite value(s); clean the data first"
                 )
+
+
+def _bytes(batch: Batch) -> int:
+    return sum(t.nbytes for t in pytree.tree_leaves([batch.inputs, batch.targets]))
+
+
+def _each(batch: Batch) -> int:
+    """The bytes of one sample."""
+    return max(1, _bytes(batch) // max(1, len(batch)))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def _shapes(batch: Batch) -> tuple:
@@ -244,19 +379,49 @@ def _shapes(batch: Batch) -> tuple:
     return tuple(tuple(t.shape[1:]) for t in pytree.tree_leaves([batch.inputs, batch.targets]))
 
 
-def _joined(targets: list[Tensor], split: str) -> Tensor:
-    """All targets; labels of sequences of different lengths are padded with the ignored one."""
-    shapes = {t.shape[1:] for t in targets}
-    if len(shapes) == 1:
-        return torch.cat(targets)
-    if any(t.ndim != 2 or t.is_floating_point() for t in targets):
-        raise InputError(
-            f"the {split} targets differ in shape from batch to batch "
-            f"({', '.join(str(tuple(s)) for s in sorted(shapes)[:3])}); pad them to one shape"
-        )
-    longest = max(t.shape[1] for t in targets)
-    pad = torch.nn.functional.pad
-    return torch.cat([pad(t, (0, longest - t.shape[1]), value=_PADDING) for t in targets])
+class _Targets:
+    """Targets that come in parts, put in one place whose size is known from the start.
+
+    Small tensors that stay, between large ones that go, would keep the C library from giving back
+    the memory of these: data that is read and dropped batch by batch then takes its whole size.
+    """
+
+    def __init__(self, expected: int, most: int) -> None:
+        self.expected, self.most = expected, most  # samples, and bytes
+        self.count = self.nbytes = 0
+        self._place: Tensor | None = None
+        self._filled = 0
+        self._others: list[Tensor] = []  # from the first one on that has another shape
+
+    def append(self, part: Tensor) -> None:
+        """Add the targets of the next samples."""
+        need = part.nbytes // max(1, len(part)) * self.expected
+        if not self.count and 0 < need <= self.most:
+            self._place = part.new_empty(self.expected, *part.shape[1:])
+        fits = self._place is not None and part.shape[1:] == self._place.shape[1:]
+        if self._place is not None and fits and not self._others:
+            self._place[self.count : self.count + len(part)] = part
+            self._filled += len(part)
+        else:
+            self._others.append(part)
+        self.count, self.nbytes = self.count + len(part), self.nbytes + part.nbytes
+
+    def joined(self, split: str) -> Tensor:
+        """All targets; labels of sequences of different lengths are padded with the ignored one."""
+        parts = self._others
+        if self._place is not None and self._filled:
+            parts = [self._place[: self._filled], *parts]
+        shapes = {t.shape[1:] for t in parts}
+        if len(shapes) == 1:
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if any(t.ndim != 2 or t.is_floating_point() for t in parts):
+            raise InputError(
+                f"the {split} targets differ in shape from batch to batch "
+                f"({', '.join(str(tuple(s)) for s in sorted(shapes)[:3])}); pad them to one shape"
+            )
+        longest = max(t.shape[1] for t in parts)
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(t, (0, longest - t.shape[1]), value=_PADDING) for t in parts])
 
 
 def _equal(a: Batch, b: Batch) -> bool:

@@ -204,7 +204,7 @@ class Sum(nn.Module):
 def _split(problem: Problem, factor: float, seed: int) -> Problem:
     if not factor > 1:
         raise InputError(f"a split needs a factor above 1; got {factor}")
-    model = copy.deepcopy(problem.model)
+    model = problem.copied_model()
     for name, layer in matrices(problem).items():
         parent, _, last = name.rpartition(".")
         first = dict(model.named_modules()).get(name)

@@ -23,7 +23,7 @@ from lowland.curvature.layer_search import (
     parameters,
 )
 from lowland.curvature.memory import samples_within
-from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.operator import Dense, Operator, columns_within
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.precision import rounding
 from lowland.curvature.sample_factors import Kind, factor_bytes, factors, passes, sample_gradients
@@ -53,6 +53,7 @@ __all__ = [
     "LayerBlock",
     "Operator",
     "Spectrum",
+    "columns_within",
     "condition_number",
     "diagonal",
     "effective_dimension",

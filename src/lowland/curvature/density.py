@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
-from lowland.curvature.operator import Operator
-from lowland.curvature.quadrature import MEMORY
+from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.spectrum import Spectrum
 from lowland.errors import InputError
 from lowland.problem import differentiating
@@ -144,8 +143,7 @@ def spectral_density(
             raise InputError(f"{name} must be at least 1; got {count}")
     if bandwidth is not None and not bandwidth > 0:
         raise InputError(f"bandwidth must be above zero; got {bandwidth}")
-    held = A.size * torch.finfo(A.dtype).bits // 8
-    probes = min(probes, max(2, MEMORY // (held * steps)))
+    probes = min(probes, max(2, columns_within(A) // steps))
     spectrum = Spectrum.of(A, steps, probes, seed)
 
     low, high = float(spectrum.nodes.min()), float(spectrum.nodes.max())

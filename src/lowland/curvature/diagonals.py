@@ -65,7 +65,7 @@ def trace(
     if isinstance(A, LayerBlock):
         return Estimate(A.trace(), 0.0, 0, True, _EXACT)
     kinds: dict[str, Kind] = {"hessian": "hessian", "ggn": "ggn", "empirical fisher": "fisher"}
-    if not isinstance(A, Curvature) or A.kind not in kinds:
+    if not isinstance(A, Curvature) or A.kind not in kinds or A.problem.sharded:
         return estimate_trace(A, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
     plan = _Plan.of(A.problem, kinds[A.kind], A.params, _TRACE_PASSES, max_matvecs, gauss_newton)
     return _structured_trace(A, plan, rtol, max_matvecs, seed)

@@ -38,8 +38,10 @@ class ForwardPass:
     """
 
     def __init__(self, problem: Problem, batch: Batch, names: Iterable[str]) -> None:
+        problem.check_whole()
         self.batch, self.count = batch, len(batch)
-        self.leaves = {name: problem.params[name].detach().requires_grad_() for name in names}
+        params = problem.params
+        self.leaves = {name: params[name].detach().requires_grad_() for name in names}
         self.outputs = problem.outputs(batch.inputs, self.leaves)
         self.uses: dict[str, list[Use]] = {}
         self.arrangements: dict[str, list[Arrangement]] = {}

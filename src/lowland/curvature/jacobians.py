@@ -23,7 +23,7 @@ from lowland.curvature.products import (
     constants_in_double,
     in_double,
 )
-from lowland.curvature.second_derivatives import MARGIN, check_gradient, hardest, nearby
+from lowland.curvature.second_derivatives import MARGIN, check_gradient, hardest, nearby, way
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -45,7 +45,10 @@ def jacobian_way(problem: Problem, middle: Outputs) -> Way:
 
 
 def _right(problem: Problem, middle: Outputs) -> Way:
-    double, params = hardest(problem).map(in_double), nearby(problem)
+    if problem.stored is not None:
+        way(problem)  # the same passes, confirmed a few parameters at a time
+        return GaussNewton
+    double, params = hardest(problem).map(in_double), nearby(problem, problem.params)
     constants = constants_in_double(problem)
 
     def whole(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:

@@ -12,12 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lowland.curvature.operator import Operator
+from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.problem import differentiating
 
 End = Literal["magnitude", "largest", "smallest"]
+
+_ROWS = 1 << 16  # entries of every basis vector that are combined at once
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,20 @@ def eigsh(
     b = Q.shape[1]
     capacity = min(n, max(2 * k, k + 40) + 4 * b)  # columns of the basis before a restart
     limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
+    fits = columns_within(A) - 4 * b  # beside the block, its products and what is left of them
+    # The basis times A gives the residuals; where memory is short, they take k products more.
+    keeps_products = 2 * (capacity + b) <= fits
+    if not keeps_products:
+        capacity = min(capacity, fits - b)
+        if capacity < min(n, k + 2 * b):
+            raise InputError(
+                f"a search for {k} eigenvectors of {n:,} entries takes "
+                f"{(k + 7 * b) * n * A.dtype.itemsize / 2**20:,.0f} MiB at least, and half of the "
+                "memory budget is less; ask for fewer, or pass Problem(memory=...) with more"
+            )
 
-    V, AV = Columns(A, capacity + b), Columns(A, capacity + b)
+    V = Columns(A, capacity + b)
+    AV = Columns(A, capacity + b if keeps_products else 0)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
     Q, _ = _orthonormal(Q, Q.norm(dim=0), V.all, generator)
     matvecs, restarted = 0, False
@@ -99,7 +113,8 @@ def eigsh(
             )
         matvecs += Q.shape[1]
         V.append(Q)
-        AV.append(W)
+        if keeps_products:
+            AV.append(W)
         # Only the last two blocks overlap with A Q, or all of them after a restart; one more pass
         # over the whole basis takes out what rounding leaves.
         near = V.all if restarted else V.all[:, -2 * b :]
@@ -128,10 +143,17 @@ def eigsh(
             kept = min(len(theta), max(k, capacity - max(b, (capacity - k) // 2)))
             theta, Y, T = theta[:kept], Y[:, :kept].to(A.dtype), torch.diag(theta[:kept])
             V.turn(Y)
-            AV.turn(Y)
+            if keeps_products:
+                AV.turn(Y)
             restarted = True
-            top, A_top = V.all[:, :k], AV.all[:, :k]
-            residuals = (A_top - top * theta[:k].to(A.dtype)).norm(dim=0).double()
+            if not (keeps_products or stop or seem_done):
+                continue
+            top = V.all[:, :k]
+            residuals = torch.empty(top.shape[1], dtype=torch.float64, device=A.device)
+            for i, vector in enumerate(top.unbind(1)):
+                product = AV.all[:, i] if keeps_products else A @ vector
+                residuals[i] = (product - vector * theta[i].to(A.dtype)).norm()
+            matvecs += 0 if keeps_products else len(residuals)
             done = len(residuals) == k and bool((residuals <= allowed).all())
             if done or stop:
                 return Eigenpairs(theta[:k], top.clone(), residuals, done, matvecs)
@@ -156,7 +178,8 @@ class Columns:
 
     def turn(self, Y: Tensor) -> None:
         """Replace the columns by combinations of them, ``columns @ Y``."""
-        self._rows[: Y.shape[1]] = Y.T @ self._rows[: self.count]
+        for part in self._rows.split(_ROWS, dim=1):  # not a second basis beside the first
+            part[: Y.shape[1]] = Y.T @ part[: self.count]
         self.count = Y.shape[1]
 
 

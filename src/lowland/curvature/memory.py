@@ -27,20 +27,26 @@ def samples_within(problem: Problem, each: int) -> int:
 
 def graph_bytes(problem: Problem, build: Callable[[Batch], Any]) -> int:
     """The bytes per sample that autograd saves for the graph that ``build`` makes of a batch."""
-    one, two = (_saved(build, problem.first(count)) for count in (1, 2))
+    one, two = (_saved(problem, build, problem.first(count)) for count in (1, 2))
     return (
         max(two - one, 1) if len(problem.first(2)) > 1 else max(one, 1)
     )  # the difference leaves out parameters
 
 
-def _saved(build: Callable[[Batch], Any], batch: Batch) -> int:
+def _saved(problem: Problem, build: Callable[[Batch], Any], batch: Batch) -> int:
     sizes: dict[int, int] = {}
+    stored = problem.stored
 
-    def note(t: Tensor) -> Tensor:
-        sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
+    def note(t: Tensor) -> Any:
+        packed = t if stored is None else stored.pack(t)
+        if packed is t:
+            sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return packed
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    def unpack(packed: Any) -> Tensor:
+        return packed if stored is None else stored.unpack(packed)
+
+    with torch.autograd.graph.saved_tensors_hooks(note, unpack):
         graph = build(batch)  # kept alive until its tensors are counted
     del graph
     return sum(sizes.values())

@@ -19,6 +19,14 @@ class Operator(Protocol):
     def __matmul__(self, V: Tensor) -> Tensor: ...  # (n,) -> (n,) or (n, k) -> (n, k)
 
 
+_MEMORY = 1 << 30  # bytes, for an operator that does not say
+
+
+def columns_within(A: Operator) -> int:
+    """How many vectors of the operator's length its ``memory`` may hold at once, in bytes."""
+    return getattr(A, "memory", _MEMORY) // (A.size * A.dtype.itemsize)
+
+
 @dataclass(frozen=True)
 class Dense:
     """A symmetric matrix as an operator."""

@@ -24,7 +24,7 @@ from lowland.curvature.second_derivatives import (
     losses_in_double,
     way,
 )
-from lowland.distributed import total
+from lowland.distributed import most, total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 
@@ -47,6 +47,7 @@ class Curvature(ABC):
         self.size = sum(sizes)
         self.shape = (self.size, self.size)
         self.dtype, self.device = problem.dtype, problem.device
+        self.memory = problem.memory // 2  # for vectors; the other half is for graphs
         ends = np.cumsum(sizes).tolist()
         self.slices = {
             name: slice(end - size, end)
@@ -56,10 +57,12 @@ class Curvature(ABC):
         self.precision = rounding(self.dtype)  # of products, as a share of the matrix's norm
         with problem.measuring():
             self._build, chosen = self._choose()
-            each = self._graph_bytes()
+            each, count = self._graph_bytes(), len(problem.train)
+            if problem.sharded:  # ranks must do the same
+                each, count = most(each), most(count)
             self._chunk = samples_within(problem, each)
             self.strategy = chosen.name
-            self.kept = chosen.keeps_graph and each * len(problem.train) <= problem.memory
+            self.kept = chosen.keeps_graph and each * count <= problem.memory // 2
         self._graphs: list[BatchProduct] | None = None
 
     def _graph_bytes(self) -> int:

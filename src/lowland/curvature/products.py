@@ -241,7 +241,9 @@ def in_double(t: Tensor) -> Tensor:
 
 
 def constants_in_double(problem: Problem) -> dict[str, Tensor]:
-    """All that the model holds, in float64."""
+    """All that the model holds, in float64; not what is widened to it when it is read."""
+    if problem.stored is not None:
+        return {}
     tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]
     return {name: in_double(t.detach()) for name, t in tensors}
 

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.lanczos import Columns, bordered
-from lowland.curvature.operator import Operator
+from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.precision import precision
 from lowland.curvature.sketch import finite
-
-MEMORY = 2**31  # bytes of the basis
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,8 @@ def block_lanczos(
     """
     n, probes = A.size, start.shape[1]
     Q = torch.linalg.qr(start.to(A.device, A.dtype)).Q
-    fits = MEMORY // (n * probes * Q.element_size())
+    del start
+    fits = columns_within(A) // probes
     steps = max(1, min(steps, fits))
     most = max(steps, min(max_steps or steps, fits))
     basis = Columns(A, min(most * probes, n))
@@ -113,9 +112,9 @@ def block_lanczos(
         basis.append(Q)
         V = basis.all
         within = V.T @ W
-        W = W - V @ within
+        W = torch.addmm(W, V, within, alpha=-1)
         again = V.T @ W
-        W = W - V @ again
+        W = torch.addmm(W, V, again, alpha=-1)
         within = (within + again).double()
         T = bordered(T, within)
         taken += 1

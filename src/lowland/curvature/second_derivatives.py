@@ -6,7 +6,10 @@ on some of the real samples, beside the model's weights, for the loss and for a 
 outputs (whose curvature does not vanish where the data is fitted).
 """
 
+import contextlib
 import itertools
+import math
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -24,7 +27,7 @@ from lowland.curvature.products import (
     in_double,
 )
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, Stored
 
 Way = type[DoubleBackward] | type[ForwardOverReverse] | type[FiniteDifference]
 
@@ -40,6 +43,8 @@ _OWN, _WHOLE = 1e-3, 1e-5
 
 # Products along other directions may be less precise than the one that was tried.
 MARGIN = 10
+# Vectors in float64 that a comparison takes.
+_VECTORS = 12
 
 # How far beside the model's weights they are compared, relative to these.
 _NEARBY = 0.05
@@ -75,7 +80,9 @@ def check_loss_curvature(problem: Problem) -> None:
     def scalar(params: dict[str, Tensor]) -> Tensor:
         return problem.loss(params["outputs"], batch.targets).sum()
 
-    with torch.no_grad():
+    stored = problem.stored
+    wide = stored.precision(torch.float64) if stored is not None else contextlib.nullcontext()
+    with torch.no_grad(), wide:
         z = problem.outputs(batch.inputs, constants_in_double(problem))
     for outputs in (_beside(z, torch.Generator(device=z.device).manual_seed(0)), z):
         try:
@@ -92,7 +99,10 @@ def check_loss_curvature(problem: Problem) -> None:
 
 
 def _first_right(problem: Problem) -> Way:
-    batch, params = hardest(problem), nearby(problem)
+    batch = hardest(problem)
+    if problem.stored is not None:
+        return _confirmed_in_parts(problem, problem.stored, batch)
+    params = nearby(problem, problem.params)
     check_gradient(problem, losses_in_double(problem, batch), params)
     failures = []
     for candidate in WAYS:
@@ -115,6 +125,41 @@ def _first_right(problem: Problem) -> Way:
         f"the loss {problem.loss.name!r} of this model cannot be differentiated twice: "
         + "; ".join(failures)
     )
+
+
+def _confirmed_in_parts(problem: Problem, stored: Stored, batch: Batch) -> Way:
+    """Double backward, confirmed on the diagonal blocks of a few parameters at a time.
+
+    So little is in memory in float64; the other parameters stay as they are stored.
+    """
+    batch = problem.same_everywhere(batch)
+    names = list(problem.select())
+    sizes = [8 * p.numel() for p in problem.select().values()]
+    with stored.precision(torch.float64):
+        for group in _groups(names, sizes, problem.memory // (4 * _VECTORS)):
+            params = nearby(problem, {name: stored.widened(name) for name in group})
+            check_gradient(problem, losses_in_double(problem, batch), params)
+            wrong = refuted(problem, DoubleBackward, losses_in_double(problem, batch), params)
+            if wrong is not None:
+                raise InputError(
+                    f"the loss {problem.loss.name!r} of this model cannot be differentiated "
+                    f"backwards twice ({wrong}), and other ways need a copy of it; pass "
+                    "Problem(memory=...) with more bytes, or the model as a whole"
+                )
+    return DoubleBackward
+
+
+def _groups(names: list[str], sizes: list[int], most: int) -> list[list[str]]:
+    """Neighbouring parameters of ``most`` bytes together, or single ones that are larger."""
+    groups: list[list[str]] = []
+    size = math.inf
+    for name, each in zip(names, sizes, strict=True):
+        if size + each > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += each
+    return groups
 
 
 def check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) -> None:
@@ -151,14 +196,14 @@ def hardest(problem: Problem) -> Batch:
     return batches[int(torch.stack(losses).nan_to_num().argmax())]
 
 
-def nearby(problem: Problem) -> dict[str, Tensor]:
+def nearby(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights beside the model's own, in float64.
 
     At its own a ReLU may stand exactly at its kink (an input of zeros, a bias of zero), where a
     difference has no limit. A way of differentiating that is right nearby is right.
     """
     generator = torch.Generator(device=problem.device).manual_seed(0)
-    return {name: _beside(p.double(), generator) for name, p in problem.params.items()}
+    return {name: _beside(p.double(), generator) for name, p in params.items()}
 
 
 def _beside(t: Tensor, generator: torch.Generator) -> Tensor:

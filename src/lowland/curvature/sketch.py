@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.lanczos import bordered
-from lowland.curvature.operator import Operator
+from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 
@@ -20,8 +20,9 @@ Step = Literal["grow", "sample", "finish", "stop"]
 
 FIRST = 10  # test vectors before the first look: fewer say little about their own spread
 BLOCK = 64  # columns that go through the operator at once, at most
-MEMORY = 2**31  # bytes for the test vectors, their range and its products
 ROWS = 2**16  # of long matrices converted to float64 at once
+# Columns in memory at once for each new vector of the range, and for each one that samples.
+_GROWING, _SAMPLING = 9, 5
 
 
 class Sketch:
@@ -38,11 +39,23 @@ class Sketch:
         self.R = self.W = self.H = self.Q.new_empty(0, 0, dtype=torch.float64)
         self.captured = False  # a product lay in the range of the earlier ones: so do all
         self.matvecs = 0
+        self.columns = columns_within(A)
+        if self.columns < 2 * _SAMPLING:
+            raise InputError(
+                f"an estimate from products takes {2 * _SAMPLING} vectors of {A.size:,} entries, "
+                "for which half of the memory budget is too small; pass Problem(memory=...) with "
+                "more bytes"
+            )
 
     @property
     def tests(self) -> int:
         """Number of test vectors."""
         return self.Omega.shape[1]
+
+    @property
+    def room(self) -> int:
+        """How many vectors fit beside the test vectors, their range and its products."""
+        return self.columns - 3 * self.tests
 
     def draw(self, count: int) -> Tensor:
         """Random vectors with ``E w w^T = I``: signs, or on the sphere of radius sqrt(n)."""
@@ -129,7 +142,10 @@ class Plan:
         if m + sampled == 0:
             if n <= min(4 * FIRST, left):
                 return "finish", n
-            return "grow", min(FIRST, left // 2)
+            fits = sketch.room // _GROWING
+            if fits >= 2:
+                return "grow", min(FIRST, left // 2, fits)
+            return "sample", min(FIRST, left, sketch.room // _SAMPLING)
         if stderr <= target:
             return "stop", 0
         # F is capped: beyond, the tolerance is out of reach and only the order of costs matters
@@ -138,8 +154,8 @@ class Plan:
         costs: dict[Step, float] = {"sample": more}
         if n - r <= left:
             costs["finish"] = n - r
-        held = 3 * n * m * sketch.Q.element_size()
-        if not sampled and not sketch.captured and held < MEMORY:
+        fits = sketch.room // _GROWING
+        if not sampled and not sketch.captured and fits:
             self.spreads[m] = spread
             wider = m * (F ** (1 / (self._decay(m) + 0.5)) - 1)
             costs["grow"] = 2 * wider
@@ -148,10 +164,11 @@ class Plan:
         step = min(costs, key=lambda name: costs[name])
         if step == "grow":
             wanted = min(max(FIRST, m // 2), max(4, math.ceil(wider)))
-            return "grow", min(wanted, left // 2, n - r)
+            return "grow", min(wanted, left // 2, n - r, fits)
         if step == "finish":
             return "finish", n - r
-        return "sample", min(max(FIRST, math.ceil(more)), BLOCK, left)
+        fits = max(1, sketch.room // _SAMPLING)
+        return "sample", min(max(FIRST, math.ceil(more)), BLOCK, left, fits)
 
     def _decay(self, m: int) -> float:
         """The exponent p, measured against half as many test vectors."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.precision import exactness, precision
-from lowland.curvature.sketch import Plan, Sketch, allowed, finite, inner
+from lowland.curvature.sketch import ROWS, Plan, Sketch, allowed, finite, inner
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ def estimate_diagonal(
         step, count = plan.next(sketch, k, error, target, error * math.sqrt(m))
         if step == "grow":
             sketch.grow(count)
-            inside = (sketch.Q.double() * sketch.Z.double()).sum(1)
-            mean, variance = _leave_one_out(sketch, inside)
+            inside, mean, variance = _leave_one_out(sketch)
         elif step == "sample":
             V = sketch.draw(count)
             AV = sketch.product(V)
-            X = (V * (AV - sketch.Q @ inner(sketch.Q, AV).to(A.dtype))).double()
-            fresh = fresh + torch.stack([X.sum(1), (X * X).sum(1)])
+            X = V.mul_(torch.addmm(AV, sketch.Q, inner(sketch.Q, AV).to(A.dtype), alpha=-1))
+            for sums, x in zip(fresh.split(ROWS, 1), X.split(ROWS), strict=True):
+                sums += torch.stack([x.double().sum(1), x.double().square().sum(1)])
             k += count
         else:
             break
@@ -103,20 +103,40 @@ def _variance(sums: Tensor, count: int) -> Tensor:
     return ((sums[1] - sums[0] ** 2 / count) / (count - 1)).clamp_min(0)
 
 
-def _leave_one_out(sketch: Sketch, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the samples ``X_i`` and its variance, for every entry of the diagonal.
+def _leave_one_out(sketch: Sketch) -> tuple[Tensor, Tensor, Tensor]:
+    """``diag(Q Q^T A)``, the mean of the samples ``X_i`` and its variance, for every entry.
 
     ``(I - P_i) A w_i = (s_i . r_i) Q s_i``, as the product lies in the range of Q. Leaving out j as
     well loses ``t = k (s_j - cos s_i)``, and ``r_i . t = -k cos (s_i . r_i)``.
     """
-    S, m = sketch.lost_directions(), sketch.tests
+    S = sketch.lost_directions()
     sr = (S * sketch.R).sum(0)
-    a, b = sketch.Q.double() @ S, sketch.Z.double() @ S  # (n, m)
-    omega = sketch.Omega.double()
-    X = omega * a * sr - a * b  # X_i - diag(P A)
     cos = S.T @ S
     apart = 1 - cos**2
     k = torch.where(apart > 1e-12, apart, torch.inf).rsqrt().fill_diagonal_(0)
+    rows = (x.split(ROWS) for x in (sketch.Q, sketch.Z, sketch.Omega))
+    parts = [
+        _of_rows(sketch, S, sr, cos, k, *(x.double() for x in some))
+        for some in zip(*rows, strict=True)
+    ]
+    inside, mean, variance = (torch.cat(each) for each in zip(*parts, strict=True))
+    return inside, mean, variance
+
+
+def _of_rows(
+    sketch: Sketch,
+    S: Tensor,
+    sr: Tensor,
+    cos: Tensor,
+    k: Tensor,
+    q: Tensor,
+    z: Tensor,
+    omega: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    m = sketch.tests
+    inside = (q * z).sum(1)
+    a, b = q @ S, z @ S  # (rows, m)
+    X = omega * a * sr - a * b  # X_i - diag(P A)
     total = torch.zeros_like(inside)
     for i in range(m if not sketch.captured else 0):
         c, ki = cos[i, i + 1 :], k[i, i + 1 :]
@@ -125,4 +145,4 @@ def _leave_one_out(sketch: Sketch, inside: Tensor) -> tuple[Tensor, Tensor]:
         without_i = (ai - c * aj) * ((bi - c * bj) + omega[:, i + 1 :] * (c * sr[i + 1 :])) * ki**2
         total += 2 * (without_j * without_i).sum(1)
     covariance = (total / max(1, m * (m - 1))).clamp_min(0)
-    return inside + X.mean(1), X.var(1) / m + covariance
+    return inside, inside + X.mean(1), X.var(1) / m + covariance

@@ -28,7 +28,7 @@ from torch import Tensor
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.precision import exactness, precision
-from lowland.curvature.sketch import Plan, Sketch, allowed, dots, finite, inner
+from lowland.curvature.sketch import ROWS, Plan, Sketch, allowed, dots, finite, inner
 
 Samples = tuple[Tensor, float, Tensor]  # leave-one-out samples, their covariance, trace in range
 
@@ -160,23 +160,25 @@ class LeaveOneOut:
         change = self.tHt + (self.scale * self.form)[:, None] - self.scale2 * form2  # X_i - X_ij
         return X, covariance(change), inside
 
+    def _of_rows(self, q: Tensor, z: Tensor, omega: Tensor) -> tuple[Tensor, ...]:
+        """Some rows' share of the sums that ``part`` needs."""
+        H, S, U, g = self.sketch.H, self.S, self.U, self.g
+        a, b, e = q @ S, z @ S, q @ (H @ S)  # (rows, m)
+        v = omega - q @ U
+        f = q @ (self.sketch.R - g + S * (S * g).sum(0)) - z @ U  # (I - P_i) A (I - P_i) w_i
+        pairs = ((a, a), (a, b), (a, e), (v, a), (v, b), (v, e), (a, f))
+        inside = 2 * (q * z).sum() - (q @ H * q).sum()
+        return inside, (v * f).sum(0), *(x.T @ y for x, y in pairs)
+
     def part(self, at: slice) -> Samples:
         """The samples of the trace of one diagonal block of A; over all blocks they add up.
 
         With ``A = P A + A P - P A P + (I - P) A (I - P)``, the block's share of the first three is
         known, and ``w' * (I - P) A w'`` summed over its rows, ``w' = (I - P) w``, samples the last.
         """
-        rows = (x[at].double() for x in (self.sketch.Q, self.sketch.Z, self.sketch.Omega))
-        q, z, omega = rows
-        H, S, U, g = self.sketch.H, self.S, self.U, self.g
-        inside = 2 * (q * z).sum() - (q @ H * q).sum()
-        a, b, e = q @ S, z @ S, q @ (H @ S)  # (rows, m)
-        v = omega - q @ U
-        f = q @ (self.sketch.R - g + S * (S * g).sum(0)) - z @ U  # (I - P_i) A (I - P_i) w_i
-        aa, ab, ae, va, vb, ve, af = (
-            x.T @ y for x, y in ((a, a), (a, b), (a, e), (v, a), (v, b), (v, e), (a, f))
-        )
-        vf = (v * f).sum(0)
+        rows = (x[at].split(ROWS) for x in (self.sketch.Q, self.sketch.Z, self.sketch.Omega))
+        sums = [self._of_rows(*(x.double() for x in some)) for some in zip(*rows, strict=True)]
+        inside, vf, aa, ab, ae, va, vb, ve, af = (sum(each) for each in zip(*sums, strict=True))
         h = self.sHs.diagonal()
         known = inside + (2 * ae - 2 * ab - h * aa).diagonal()
         X = known + self.scale * vf

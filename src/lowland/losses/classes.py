@@ -48,6 +48,7 @@ class ClassLoss(Loss):
         self.name, self.rows, self.unit = name, rows, unit
         self.weight, self.ignored, self._second = weight, ignored, second
         self.mean_weight = 1.0
+        self.weighted = weight is not None
         self.classes_last = self.next_token = False
 
     def placed(self, *, classes_last: bool = True, next_token: bool = False) -> "ClassLoss":

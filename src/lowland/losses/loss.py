@@ -25,6 +25,7 @@ class Loss(ABC):
     needs_model = False  # computed from the model itself and not from its outputs
     separate = True  # known to compare each sample with its own target only
     classes = False  # targets are class labels, or shares of classes
+    weighted = False  # classes have weights, so that it depends on all training labels
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

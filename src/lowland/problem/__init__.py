@@ -2,6 +2,7 @@
 
 from lowland.problem.model import unwrap
 from lowland.problem.problem import Problem
+from lowland.problem.stored import Stored
 from lowland.problem.traceless import differentiating
 
-__all__ = ["Problem", "differentiating", "unwrap"]
+__all__ = ["Problem", "Stored", "differentiating", "unwrap"]

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lowland.batches import Batch, Inputs
+from lowland.distributed import total_count
 from lowland.errors import InputError
+from lowland.problem.stored import is_sharded, local
 
 if TYPE_CHECKING:
     from lowland.problem.problem import Problem
@@ -36,10 +38,14 @@ def check_tensors(model: nn.Module) -> None:
                     f"parameter {name!r} is complex; curvature is defined for real parameters: "
                     "store its real and imaginary parts as two"
                 )
-            if t.is_floating_point() and not t.isfinite().all():
+            if not t.is_floating_point():
+                continue
+            bad = int((~local(t.detach()).isfinite()).sum())
+            bad = total_count(bad) if is_sharded(model) else bad
+            if bad:
                 raise InputError(
-                    f"{kind} {name!r} holds {int((~t.isfinite()).sum())} NaN or infinite "
-                    "value(s); the training diverged, or the checkpoint is damaged"
+                    f"{kind} {name!r} holds {bad} NaN or infinite value(s); the training "
+                    "diverged, or the checkpoint is damaged"
                 )
 
 
@@ -52,7 +58,10 @@ def check_model(problem: "Problem") -> None:
     """
     seen = 0
     with problem.measuring(), torch.no_grad():
-        for batch in problem.batches("train", _TRIED):
+        for batch in (
+            [problem.first(_TRIED)] if problem.sharded else problem.batches("train", _TRIED)
+        ):
+            batch = problem.same_everywhere(batch)
             whole = _evaluated(problem, batch)
             for _ in range(_PASSES - 1):
                 if not torch.equal(whole, _evaluated(problem, batch)):
@@ -69,6 +78,8 @@ def check_model(problem: "Problem") -> None:
             seen += len(batch)
             if seen >= _TRIED:
                 break
+        if problem.stored is not None:
+            return  # what a forward pass could write into are copies that only it reads
         own = dict(problem.model.named_parameters())
         for name, p in problem.params.items():  # copies, while the model is measured
             if not torch.equal(p, own[name].detach()):
@@ -87,7 +98,9 @@ def check_loss(problem: "Problem") -> None:
         if loss.needs_model:
             return
         splits = ("train", "test") if problem.has_test else ("train",)
-        loss.check(outputs, few.targets, {s: problem.data(s).targets for s in splits})
+        for split in splits:
+            for targets in problem.data(split).target_chunks():
+                loss.check(outputs, few.targets, {split: targets})
         losses = loss(outputs, few.targets)
         for size in () if loss.separate else _PARTS:
             parts = zip(outputs.split(size), few.targets.split(size), strict=True)
@@ -155,8 +168,8 @@ def check_recomputing(problem: "Problem") -> None:
 
     Torch's own activation checkpointing is switched off while a model is measured.
     """
-    with problem.measuring():
-        leaves = {n: p.detach().requires_grad_() for n, p in problem.params.items()}
+    with problem.measuring(packing=False):
+        leaves = {n: p.detach().requires_grad_() for n, p in problem.select().items()}
         # Where no input has a gradient, one kind of checkpointing gives none to the weights either.
         few = problem.first(1)
         with_gradient = few.map(lambda t: t.detach().requires_grad_(t.is_floating_point()))

@@ -12,7 +12,7 @@ from lowland.errors import InputError
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def measured_names(model: nn.Module, params: str) -> tuple[str, ...]:
+def measured_names(model: nn.Module, params: str, any_precision: bool = False) -> tuple[str, ...]:
     """The names of the parameters that are measured."""
     every = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
     if not every:
@@ -24,7 +24,7 @@ def measured_names(model: nn.Module, params: str) -> tuple[str, ...]:
             "space to measure; pass Problem(params='all') to measure them all the same"
         )
     kinds = {p.dtype for p in chosen.values()}
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not any_precision:
         raise InputError(
             f"the parameters are of several precisions ({', '.join(sorted(map(str, kinds)))}); "
             "pass Problem(dtype=...) to measure a copy in one of them"
@@ -49,6 +49,11 @@ def of_inference_mode(model: nn.Module) -> bool:
     return any(not nn.parameter.is_lazy(t) and t.is_inference() for t in every)
 
 
+def copied_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """What a copy of the model in another precision would take."""
+    return sum(p.numel() for p in model.parameters()) * dtype.itemsize
+
+
 def constant(t: Tensor) -> Tensor:
     """The tensor without its graph; a copy if it is of inference mode, which has no gradients."""
     return t.detach().clone() if t.is_inference() else t.detach()
@@ -61,6 +66,11 @@ def unwrap(model: nn.Module) -> nn.Module:
     ``autograd.grad``: both must come off before curvature is computed.
     """
     while True:
+        if type(model).__name__ == "FullyShardedDataParallel":
+            raise InputError(
+                "FullyShardedDataParallel hides the parameters of the model; shard it in place, by "
+                "torch.distributed.fsdp.fully_shard, or pass the model as it was before"
+            )
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             inner = model.module
         else:

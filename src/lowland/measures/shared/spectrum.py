@@ -1,6 +1,5 @@
 """The one spectral pass that every spectral measure reads: of the Hessian, and of the GGN."""
 
-import copy
 from dataclasses import replace
 
 import torch
@@ -14,6 +13,7 @@ from lowland.curvature import (
     Estimate,
     Hessian,
     Spectrum,
+    columns_within,
     eigsh,
     ggn,
     hessian,
@@ -38,6 +38,7 @@ TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
 # timed, so that the same network gives the same numbers on every machine.
 AFFORDABLE = 3e10
+_BESIDE = 4  # vectors beside those of the basis that a step takes, for each probe
 CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
@@ -51,20 +52,23 @@ def whole_hessian(problem: Problem) -> Hessian:
 def hessian_spectrum(problem: Problem) -> Spectrum:
     """Its eigenvalues: all of a small network, otherwise from block Lanczos with random starts."""
     exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
-    return exact or Spectrum.sampled(
-        whole_hessian(problem),
-        _start(problem, PROBES),
-        STEPS,
-        settled=_leading_settled,
-        max_steps=MOST,
-    )
+    if exact is not None:
+        return exact
+    H = whole_hessian(problem)
+    # Where memory is short, fewer probes: of a large matrix each tells more than a wider block.
+    probes = max(1, min(PROBES, columns_within(H) // (STEPS + _BESIDE)))
+    start = _start(problem, H, probes)
+    return Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
 
 
 @once
 def ggn_spectrum(problem: Problem) -> Spectrum:
     """The same of the generalised Gauss-Newton matrix."""
     exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
-    return exact or Spectrum.sampled(ggn(problem), _start(problem, 1), GGN_STEPS)
+    if exact is not None:
+        return exact
+    G = ggn(problem)
+    return Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS)
 
 
 def ggn_rank(problem: Problem) -> int:
@@ -107,7 +111,7 @@ def _in_double(problem: Problem) -> Problem:
     if problem.dtype == torch.float64:
         return problem
     try:
-        return problem.of(copy.deepcopy(problem.model).double())
+        return problem.of(problem.copied_model().double())
     except (InputError, TypeError):
         return problem
 
@@ -136,9 +140,12 @@ def _exactly(A: Curvature) -> Spectrum | None:
     return Spectrum.exactly(A) if operations * A.size <= AFFORDABLE else None
 
 
-def _start(problem: Problem, probes: int) -> torch.Tensor:
+def _start(problem: Problem, A: Curvature, probes: int) -> torch.Tensor:
     noise = Noise(neighbourhood(problem), neighbourhood(problem).w)
-    return torch.stack([noise.draw() for _ in range(probes)], 1)
+    start = torch.empty(A.size, probes, dtype=A.dtype, device=A.device)
+    for column in start.unbind(1):
+        column.copy_(noise.draw())
+    return start
 
 
 def _leading_settled(nodes: torch.Tensor, residuals: torch.Tensor) -> bool:
