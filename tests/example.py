@@ -211,6 +211,7 @@ def make_measures() -> tuple[MeasureRow, ...]:
             value=None,
             reason="does not apply: layer '3' has no weight",
         ),
+        replace(trace, name="gap", title="Generalisation gap", value=0.37, stderr=0.005, parts={}),
     )
 
 

@@ -17,15 +17,28 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lowland as ll
 from lowland.curvature import parameters
+from test_derivatives import Constant, Once
 
 WIDTH, CLASSES = 3, 3
+# By what their targets are.
+TORCH_LOSSES = {
+    "l1": (nn.L1Loss(), "numbers"),
+    "smooth l1": (nn.SmoothL1Loss(beta=0.5), "numbers"),
+    "poisson": (nn.PoissonNLLLoss(), "counts"),
+    "soft margin": (nn.SoftMarginLoss(), "signs"),
+    "multi-label": (nn.MultiLabelSoftMarginLoss(), "yes or no"),
+    "multi-margin": (nn.MultiMarginLoss(p=2), "labels"),
+    "divergence": (nn.KLDivLoss(reduction="batchmean"), "shares"),
+    "log-likelihood": (nn.NLLLoss(), "labels"),
+}
 BLOCKS = (
     *("dense", "folded", "sequence first", "sorted", "routed", "functional", "convolution"),
     *("tied", "gated", "residual", "norm", "weight norm", "scaled", "attention", "recurrent"),
-    *("shared bias", "squared", "in place"),
+    *("shared bias", "squared", "in place", "transposed", "loop", "batch norm", "dropout"),
+    *("once", "constant", "embedded", "experts"),
 )
 ACTIVATIONS = {"relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
-LOSSES = ("cross_entropy", "mse", "smoothed", "weighted", "binary", "huber", "own")
+LOSSES = ("cross_entropy", "mse", "smoothed", "weighted", "binary", "huber", "own", *TORCH_LOSSES)
 
 
 class Network(nn.Module):
@@ -75,6 +88,21 @@ class Network(nn.Module):
             return x * part.weight[0].square()
         if block == "in place":
             return part(x).relu_()
+        if block == "transposed":
+            return part(x.transpose(1, 2))[..., :T].transpose(1, 2)
+        if block == "loop":
+            for _ in range(2):
+                x = torch.tanh(F.linear(x, part.weight)) + part.bias
+            return x
+        if block == "batch norm":
+            return part(x.transpose(1, 2)).transpose(1, 2)
+        if block in ("once", "constant"):
+            return {"once": Once, "constant": Constant}[block].apply(part(x))
+        if block == "embedded":
+            return x + part((x.detach().sum(2) > 0).long() + (x.detach()[..., 0] > 1).long())
+        if block == "experts":
+            gate = torch.softmax(part(x), -1)
+            return x + gate[..., :1] * self.shared(x) - gate[..., 1:2] * part(x)
         return part(x)
 
 
@@ -87,6 +115,16 @@ def _part(block: str) -> nn.Module:
         return nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
     if block == "scaled":
         return nn.PReLU(1)
+    if block == "transposed":
+        return nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)
+    if block == "batch norm":
+        norm = nn.BatchNorm1d(WIDTH)
+        norm.running_mean, norm.running_var = torch.randn(WIDTH), 0.5 + torch.rand(WIDTH)
+        return norm
+    if block == "dropout":
+        return nn.Sequential(nn.Dropout(0.4), nn.Linear(WIDTH, WIDTH))
+    if block == "embedded":
+        return nn.Embedding(3, WIDTH, padding_idx=0)
     if block == "attention":
         return nn.MultiheadAttention(WIDTH, 1, batch_first=True)
     if block == "recurrent":
@@ -105,6 +143,7 @@ class Case:
     length: int
     batch_size: int
     loader: bool
+    named: bool
     frozen: bool
     seed: int
 
@@ -114,8 +153,18 @@ class Case:
         X = torch.randn(self.samples, self.length, WIDTH, dtype=torch.float64)
         labels = torch.randint(0, CLASSES, (self.samples,))
         y = {"binary": F.one_hot(labels, CLASSES).double()}.get(self.loss, labels)
+        numbers = torch.randn(self.samples, CLASSES, dtype=torch.float64)
         if self.loss in ("mse", "huber"):
-            y = torch.randn(self.samples, CLASSES, dtype=torch.float64)
+            y = numbers
+        if self.loss in TORCH_LOSSES:
+            y = {
+                "numbers": numbers,
+                "counts": numbers.abs().round(),
+                "signs": numbers.sign(),
+                "yes or no": (numbers > 0).double(),
+                "labels": labels,
+                "shares": numbers.softmax(1),
+            }[TORCH_LOSSES[self.loss][1]]
         weight = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
         loss = {
             "smoothed": nn.CrossEntropyLoss(label_smoothing=0.1),
@@ -124,10 +173,14 @@ class Case:
             "huber": nn.HuberLoss(delta=0.7),
             "own": lambda z, t: F.cross_entropy(z, t, reduction="none") + 0.1 * z.square().sum(1),
         }.get(self.loss, self.loss)
+        if self.loss in TORCH_LOSSES:
+            loss = TORCH_LOSSES[self.loss][0]
         if self.frozen:
             model.head.bias.requires_grad_(False)
         data = TensorDataset(X, y)
         source = DataLoader(data, self.batch_size, shuffle=True) if self.loader else (X, y)
+        if self.named:
+            source = ({"x": X}, y)
         problem = ll.Problem(model, loss, source, batch_size=self.batch_size)
         return problem, model, X, y, loss
 
@@ -138,10 +191,11 @@ def cases(draw: st.DrawFn) -> Case:
         blocks=draw(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=3)),
         activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
         loss=draw(st.sampled_from(LOSSES)),
-        samples=draw(st.integers(3, 7)),
+        samples=draw(st.integers(1, 7)),
         length=draw(st.integers(1, 3)),
         batch_size=draw(st.integers(1, 7)),
         loader=draw(st.booleans()),
+        named=draw(st.booleans()),
         frozen=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -196,6 +250,7 @@ def check(case: Case) -> None:
     other = truth(model, X, y, loss, names, 1e-5)
     assume(float((dense - other).abs().max()) <= 1e-3 * scale)
     close = {"rtol": 1e-4, "atol": 1e-6 * scale + 1e-8}
+    _check_gauss_newton(problem, model, X, y, loss)
     H = ll.hessian(problem)
     torch.testing.assert_close(H.dense(), dense, **close)
     found = ll.trace(H)
@@ -208,7 +263,53 @@ def check(case: Case) -> None:
         assert (missed <= error + close["rtol"] * scale + close["atol"]).all(), name
     for name in parameters(problem):
         place = H.slices[name]
-        torch.testing.assert_close(ll.layer_hessian(problem, name), dense[place, place], **close)
+        with contextlib.suppress(ll.InputError):  # second derivatives that torch does not have
+            block = ll.layer_hessian(problem, name)
+            torch.testing.assert_close(block, dense[place, place], **close)
+
+
+def _check_gauss_newton(
+    problem: ll.Problem, model: nn.Module, X: Tensor, y: Tensor, loss: object, h: float = 1e-6
+) -> None:
+    """``J^T A J`` with J from differences of the outputs."""
+    columns = []
+    with torch.no_grad():
+        for p in (dict(model.named_parameters())[name] for name in problem.params):
+            flat = p.data.view(-1)
+            for i in range(p.numel()):
+                before, ends = flat[i].item(), []
+                for side in (h, -h):
+                    flat[i] = before + side
+                    ends.append(model(X).flatten())
+                flat[i] = before
+                columns.append((ends[0] - ends[1]) / (2 * h))
+    J = torch.stack(columns, 1)
+    z = model(X).detach()
+    A = torch.autograd.functional.hessian(lambda z: mean_loss(lambda _: z, X, y, loss), z)
+    expected = J.T @ A.reshape(len(J), len(J)) @ J
+    close = {"rtol": 1e-4, "atol": 1e-6 * float(expected.abs().max()) + 1e-8}
+    try:
+        G = ll.ggn(problem)
+        dense, found = G.dense(), ll.trace(G)
+    except ll.InputError as error:
+        assert "kink" in str(error) or "twice" in str(error), error
+        return
+    rows = _reached(problem)
+    torch.testing.assert_close(dense[rows][:, rows], expected[rows][:, rows], **close)
+    limit = max(5 * found.stderr, 1e-4 * float(dense.diagonal().sum()), 1e-7)
+    assert abs(found.value - float(dense.trace())) <= limit
+
+
+def _reached(problem: ll.Problem) -> Tensor:
+    """All weights but rows of padding, which act on the outputs and are kept from learning."""
+    kept = []
+    for name, p in problem.params.items():
+        part = torch.ones(p.shape, dtype=torch.bool)
+        module = problem.model.get_submodule(name.rpartition(".")[0])
+        if isinstance(module, nn.Embedding):
+            part[module.padding_idx] = False
+        kept.append(part.flatten())
+    return torch.cat(kept)
 
 
 FAST = settings(

@@ -5,11 +5,14 @@ distributed around it but for the skewness of the few eigenvalues that make them
 bars hold it in 90 to 99 % of the cases. The errors of counts are bounds, and may hold it always.
 """
 
+import contextlib
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import lowland as ll
 from generated import KINDS, N, dense_matrices
@@ -20,6 +23,9 @@ from lowland.curvature import (
     negative_eigenvalues,
     spectral_density,
 )
+from lowland.curvature.layer_search import parameters
+from lowland.curvature.probes import remainder_trace
+from lowland.curvature.sample_factors import passes
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.measures.shared import spectrum
@@ -174,3 +180,172 @@ def test_measures_cover_the_truth_over_networks(monkeypatch):
         assert sum(abs(z) <= 2 for z in row) >= 0.9 * len(row), name
         if name in ("largest_eigenvalue", "frobenius_norm", "effective_dimension", "trace"):
             assert len(row) >= 0.9 * 2 * len(KINDS), name
+
+
+# Measures that draw noise. They have no seed, so that the generators are made to begin elsewhere.
+
+
+@contextlib.contextmanager
+def beginning(at):
+    """Random generators that begin elsewhere, whatever their seed."""
+    plain, numpy = torch.Generator, np.random.default_rng
+
+    class Elsewhere(plain):
+        def manual_seed(self, seed):
+            return super().manual_seed(seed + 100_000 * at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "Generator", Elsewhere)
+        patch.setattr(np.random, "default_rng", lambda seed: numpy([at, *np.atleast_1d(seed)]))
+        yield
+
+
+def with_test_data(kind, seed):
+    problem = kind.problem(seed)
+    whole, (X, y) = problem.train.take(slice(None)), kind._data(seed + 5000)
+    return ll.Problem(
+        problem.model, kind.loss, train=(whole.inputs, whole.targets), test=(X[:30], y[:30])
+    )
+
+
+def noisy_losses(problem, noise, count=2000):
+    """Mean training losses at so many pairs of opposite shifts of the weights, by vmap."""
+    whole, g = problem.train.take(slice(None)), torch.Generator().manual_seed(987)
+    z = {n: torch.randn(count, *w.shape, generator=g).double() for n, w in problem.params.items()}
+
+    def loss(params):
+        outputs = torch.func.functional_call(problem.model, params, (whole.inputs,))
+        return problem.loss(outputs, whole.targets).mean()
+
+    sides = [
+        torch.func.vmap(loss, chunk_size=250)(
+            {n: w + sign * noise(w) * z[n] for n, w in problem.params.items()}
+        )
+        for sign in (1, -1)
+    ]
+    return (sides[0] + sides[1]) / 2 - problem.losses().mean()
+
+
+def noisy_inputs(problem, count=2000):
+    train, test = (problem.data(split).take(slice(None)) for split in ("train", "test"))
+    g, sigma = torch.Generator().manual_seed(55), 0.1 * float(train.inputs.std(correction=0))
+    noise = torch.randn(count, *test.inputs.shape, generator=g, dtype=torch.float64)
+    losses = [problem.loss(problem.model(test.inputs + sigma * n), test.targets) for n in noise]
+    return torch.stack([each.mean() for each in losses]) - problem.losses("test").mean()
+
+
+DRAWN = {
+    "expected_sharpness": lambda p: noisy_losses(p, lambda w: 0.01),
+    "adaptive_average_case": lambda p: noisy_losses(p, lambda w: 0.05 * w.abs()),
+    "noise_robustness": noisy_inputs,
+}
+
+
+def drawn_scores(name, networks, seeds):
+    found = []
+    for i in range(networks):
+        problem = with_test_data(KINDS[i % len(KINDS)], 200 + i)
+        with torch.no_grad():
+            truth = DRAWN[name](problem)
+        error = float(truth.std()) / len(truth) ** 0.5
+        for at in range(1, seeds + 1):
+            with beginning(at):
+                row = ll.measure(problem, name)[name]
+            found.append((row.value - float(truth.mean())) / math.hypot(row.stderr, error))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWN)
+def test_measures_that_draw_noise_cover_the_truth(name):
+    row = drawn_scores(name, networks=44, seeds=3)
+    assert 0.9 <= sum(abs(z) <= 2 for z in row) / len(row) <= 0.99
+
+
+def test_measures_that_draw_noise_are_near_the_truth():
+    assert all(abs(z) <= 4 for name in DRAWN for z in drawn_scores(name, networks=1, seeds=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [5, 10, 30, 100])
+def test_losses_and_errors_on_few_test_samples(n):
+    """Against 20,000 samples: most losses are next to nothing, and few make up the mean."""
+    held = {"test_loss": [], "test_error": []}
+    for seed in range(24):
+        g = torch.Generator().manual_seed(seed)
+        means = torch.randn(3, 8, generator=g)
+
+        def data(count, means=means, g=g):
+            y = torch.randint(0, 3, (count,), generator=g)
+            return means[y] + (0.8, 1.0, 1.2)[seed % 3] * torch.randn(count, 8, generator=g), y
+
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 3))
+        X, y = data(60)
+        optimizer = torch.optim.SGD(model.parameters(), 0.3)
+        for _ in range(300):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(X), y).backward()
+            optimizer.step()
+        many = ll.measure(ll.Problem(model, train=(X, y), test=data(20_000)), list(held))
+        for _ in range(8):
+            few = ll.measure(ll.Problem(model, train=(X, y), test=data(n)), list(held))
+            for name, row in few.items():
+                held[name].append(abs(row.value - many[name].value) <= 2 * row.stderr)
+    for name, row in held.items():
+        assert sum(row) / len(row) >= 0.9, name
+
+
+# Remainders, and their shares of each parameter
+
+
+def smooth_network(seed):
+    """A network of tanh, GELU, sigmoid or SiLU units on 4 to 60 samples, trained a little."""
+    g = torch.Generator().manual_seed(seed)
+
+    def choice(*options):
+        return options[int(torch.randint(len(options), (), generator=g))]
+
+    torch.manual_seed(seed)
+    unit = choice(nn.Tanh, nn.GELU, nn.Sigmoid, nn.SiLU)
+    count, width = choice(4, 9, 30, 60), choice(3, 6, 9)
+    X, y = choice(1, 3) * torch.randn(count, 6, generator=g).double(), torch.arange(count) % 3
+    model = nn.Sequential(
+        *(nn.Linear(6, width), unit(), nn.Linear(width, width), unit(), nn.Linear(width, 3))
+    ).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(choice(0, 60)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X), y).backward()
+        optimizer.step()
+    return ll.Problem(model, train=(X, y))
+
+
+def remainder_scores(networks):
+    """How many standard errors parts and totals are from the truth after the fewest draws."""
+    parts, totals = [], []
+    for seed in range(networks):
+        problem = smooth_network(seed)
+        H, G = dense_matrices(problem)
+        sizes = [p.numel() for p in problem.params.values()]
+        truths = dict(zip(problem.params, (H - G).diagonal().split(sizes), strict=True))
+        chosen = [at for at in parameters(problem).values() if passes(at)]
+        found = remainder_trace(problem, chosen, target=1e9, seed=seed)
+        whole = sum(float(truths[at.parameter].sum()) for at in chosen)
+        totals.append((found.value - whole) / found.stderr)
+        for name, part in found.parts.items():
+            assert part.converged
+            parts.append((part.value - float(truths[name].sum())) / part.stderr)
+    return parts, totals
+
+
+def test_parts_of_remainders_are_near_the_truth():
+    assert all(abs(z) <= 5 for row in remainder_scores(3) for z in row)
+
+
+@pytest.mark.slow
+def test_parts_of_remainders_cover_the_truth():
+    parts, totals = remainder_scores(60)
+    for row in (parts, totals):
+        assert 0.9 <= sum(abs(z) <= 2 for z in row) / len(row) <= 0.99
+        assert max(map(abs, row)) < 5

@@ -122,8 +122,8 @@ def from_python(results: Results) -> Results:
 
 
 def with_a_gap_within_its_error(results: Results) -> Results:
-    row = replace(results.measures[0], name="gap", stderr=0.6 * results.outcome.gap)
-    return replace(results, measures=(*results.measures, row))
+    *others, row = results.measures
+    return replace(results, measures=(*others, replace(row, stderr=0.6 * results.outcome.gap)))
 
 
 def with_an_undefined_part(results: Results) -> Results:
@@ -178,7 +178,7 @@ def almost_equal_losses(results: Results) -> Results:
         (without_test_loss, "gap of this minimum is not defined"),
         (with_a_diverged_loss, "gap of this minimum is not defined"),
         (without_convergence, "This solution (its training did not converge) loses"),
-        (with_a_failed_check, "1 of 2 checks failed, so take this with caution."),
+        (with_a_failed_check, "but 1 of 2 checks failed, so no remedy is suggested"),
         (as_regression, "(test loss 0."),
         (almost_equal_losses, "does about as well on unseen data"),
     ],

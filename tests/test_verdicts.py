@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import lowland as ll
+from example import changed, make_results
 from lowland.comparison import compare
 from lowland.problem import Problem
-from lowland.report import render
+from lowland.report import answer, render
 from lowland.results import Analysis
 
 F = nn.functional
@@ -39,9 +40,12 @@ def network(steps: int, decay: float = 0.0) -> nn.Sequential:
     return model
 
 
+trained = functools.cache(network)  # for tests that leave it as it is
+
+
 @functools.cache
 def analysed(steps: int, decay: float = 0.0) -> Analysis:
-    problem = Problem(network(steps, decay), train=data(0, 240), test=data(1, 600))
+    problem = Problem(trained(steps, decay), train=data(0, 240), test=data(1, 600))
     return ll.analyze(problem, "2", measures=[])
 
 
@@ -158,3 +162,116 @@ def test_frozen_parameters_are_shown():
     analysis = ll.analyze(Problem(model, train=data(0, 240), test=data(1, 600)), measures=[])
     assert analysis.results.subject.frozen == 96
     assert ", and 96 frozen" in render(analysis.results)
+
+
+# What may be said, over all that an analysis may find
+
+REMEDIES = ("larger learning rate", "weight decay", "smaller batches", "SAM", "worth trying")
+
+
+def found(n_test, gap, error, state, train_loss, failed):
+    """Results with a gap of which most is sharp."""
+    results = make_results()
+    results = changed(results, "subject", test_samples=n_test)
+    results = changed(
+        results, "outcome", gap=gap, train_loss=train_loss, test_loss=train_loss + gap
+    )
+    results = changed(results, "convergence", state=state)
+    parts = {"sharp": 0.8 * gap, "flat": 0.2 * gap, "eq9": gap, "eq11": gap, "paired_gap": gap}
+    results = changed(results, "duality.totals", **parts)
+    spans = {
+        name: tuple(sorted((0.95 * parts[name], 1.05 * parts[name])))
+        for name in ("paired_gap", "sharp", "flat")
+    }
+    results = changed(results, "duality.totals.intervals", **spans)
+    results = changed(results, "duality.fit", pairs=n_test)
+    checks = (replace(results.checks[0], passed=not failed), *results.checks[1:])
+    *others, row = results.measures
+    return replace(
+        results, checks=checks, measures=(*others, replace(row, value=gap, stderr=error))
+    )
+
+
+CASES = [
+    (n, gap, error, state, loss, failed)
+    for n in (*range(1, 11), 600)
+    for gap in (-0.3, -1e-5, 1e-5, 0.3)
+    for error in (None, 0.01, 0.2)
+    for state in ("minimum", "unfinished", "untrained", "unknown")
+    for loss in (5e-4, 1.9)
+    for failed in (False, True)
+]
+
+
+def test_a_remedy_is_suggested_only_where_everything_supports_it():
+    advised = 0
+    for case in CASES:
+        n, gap, error, state, loss, failed = case
+        text = answer(found(*case))
+        supported = (
+            n >= 10
+            and gap > 0.1
+            and error == 0.01
+            and state == "minimum"
+            and loss < 1
+            and not failed
+        )
+        assert any(word in text for word in REMEDIES) == supported, (case, text)
+        advised += supported
+        if n < 10 and state in ("minimum", "unknown"):
+            assert "too few to tell a gap from chance" in text, (case, text)
+            assert "no remedy yet" in text
+        if gap == -0.3 and n >= 10 and error == 0.01 and state == "minimum" and loss < 1:
+            assert "There is no gap to explain" in text
+        if failed and n >= 10 and gap > 0.1 and error == 0.01 and state == "minimum" and loss < 1:
+            assert "1 of 2 checks failed" in text
+        if n >= 10 and abs(gap) == 0.3 and error is None and state == "minimum" and loss < 1:
+            assert "unknown error" in text
+    assert advised == 2
+
+
+def test_parts_that_the_pairs_do_not_tell_apart_suggest_nothing():
+    results = found(600, 0.3, 0.01, "minimum", 5e-4, False)
+    wide = changed(results, "duality.totals.intervals", sharp=(0.02, 0.4))
+    assert "do not tell which part is the larger" in answer(wide)
+    open_gap = changed(results, "duality.totals.intervals", paired_gap=(-0.1, 0.4))
+    few_pairs = changed(results, "duality.fit", pairs=4)
+    for doubtful in (wide, open_gap, few_pairs):
+        assert not any(word in answer(doubtful) for word in REMEDIES)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_few_test_samples_choose_no_remedy_and_no_winner(n):
+    X, y = data(1, 600)
+    sides = [
+        ll.analyze(
+            Problem(trained(steps, decay), train=data(0, 240), test=(X[:n], y[:n])),
+            "2",
+            measures=[],
+        )
+        for steps, decay in ((3000, 0.0), (2500, 0.02))
+    ]
+    for side in sides:
+        assert "too few to tell a gap from chance" in side.answer
+        assert not any(word in side.answer for word in REMEDIES)
+    if n == 1:
+        with pytest.raises(ll.InputError, match="pairs"):
+            compare(*sides)
+        return
+    text = compare(*sides).answer
+    assert "are too few to tell their gaps apart" in text
+    assert "generalises" not in text
+    assert "The main reason" not in text
+
+
+def test_a_test_set_without_a_wrong_prediction_has_an_error_all_the_same():
+    X, y = data(1, 600)
+    model = trained(3000)
+    right = (model(X).argmax(1) == y).nonzero()[:12, 0]
+    rows = ll.measure(
+        Problem(model, train=data(0, 240), test=(X[right], y[right])),
+        ["test_error", "test_loss", "gap"],
+    )
+    assert rows["test_error"].value == 0
+    assert 2 * rows["test_error"].stderr > 1 - 0.05 ** (1 / 12)  # the exact bound of 95 %
+    assert rows["gap"].stderr == rows["test_loss"].stderr > rows["test_loss"].value

@@ -260,9 +260,7 @@ def output_hessian(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) ->
     @cache
     def slope() -> Tensor:
         losses = problem.loss(leaf, batch.targets)
-        return torch.autograd.grad(
-            losses.sum(), leaf, create_graph=True, materialize_grads=True
-        )[0]
+        return torch.autograd.grad(losses.sum(), leaf, create_graph=True, materialize_grads=True)[0]
 
     def multiply(u: Tensor) -> Tensor:
         gradient = slope()

@@ -90,8 +90,8 @@ def estimate_diagonal(
         how = exactness(A)
         size = math.hypot(float(sketch.H.norm()), float(AC.norm()))
         least = 0.0 if how == "exact" else precision(A) * size
-        error = torch.full_like(value, least / math.sqrt(A.size))
-        return DiagonalEstimate(value, error, sketch.matvecs, True, how)
+        stderr = torch.full_like(value, least / math.sqrt(A.size))
+        return DiagonalEstimate(value, stderr, sketch.matvecs, True, how)
     used = " + ".join(name for name, count in (("XDiag", m), ("BKS", k)) if count)
     return DiagonalEstimate(value, stderr, sketch.matvecs, error <= target, used)
 

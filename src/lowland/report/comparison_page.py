@@ -12,7 +12,7 @@ from lowland.report.glossary import GLOSSARY
 from lowland.report.numbers import number, percent
 from lowland.report.page import show
 from lowland.report.traces import Figure, trace
-from lowland.report.words import standing
+from lowland.report.words import FEW, standing
 
 # The parts of a change, with their colours: the determinants look as they do in a report.
 PARTS = {
@@ -57,7 +57,7 @@ def _on_unseen_data(results: Differences) -> str:
         numbers += f", test error {percent(second.test_error)} against {percent(first.test_error)}"
     if set(verdicts) == {None}:
         return (
-            "On unseen data the two solutions do about equally well, within the error of this test "
+            "On unseen data the two solutions are not told apart, within the error of this test "
             f"set ({numbers})."
         )
     if {"first", "second"} <= set(verdicts):
@@ -72,10 +72,12 @@ def _on_unseen_data(results: Differences) -> str:
 
 
 def _lower(results: Differences, name: str) -> str | None:
-    """Which solution has the lower number, or None within two standard errors of the difference."""
+    """Which solution has the lower number; None within two standard errors, or if not known."""
     first, second = (getattr(side.outcome, name) for side in results.solutions)
-    error = math.hypot(*(getattr(s, f"{name}_stderr") or 0.0 for s in results.solutions))
-    if first is None or second is None or abs(second - first) <= 2 * error:
+    errors = [getattr(side, f"{name}_stderr") for side in results.solutions]
+    if first is None or second is None or None in errors:
+        return None
+    if abs(second - first) <= 2 * math.hypot(*errors):
         return None
     return "second" if second < first else "first"
 
@@ -85,6 +87,12 @@ def _gaps(results: Differences) -> list[str]:
     first, second = results.paired_gaps
     spread = f"(95 % interval {number(change.low, 3)} to {number(change.high, 3)})"
     gaps = f"paired gap {number(second, 3)} against {number(first, 3)}"
+    if results.pairs < FEW:
+        return [
+            f"Their {number(results.pairs)} common pairs are too few to tell their gaps apart "
+            f"({gaps}).",
+            "No cause is therefore named.",
+        ]
     if change.low <= 0 <= change.high:
         return [
             f"On {number(results.pairs)} common pairs their gaps do not differ beyond chance: "
@@ -125,8 +133,12 @@ def _cause(results: Differences) -> str:
         "size": "larger" if change > 0 else "smaller",
     }.get(name)
     why = f"it is {what}" if what else f"its {name} changed"
-    sure = row.low * row.high > 0
-    doubt = "" if sure else ", though its interval includes zero"
+    if row.low <= 0 <= row.high:
+        return (
+            f"No cause is named: the largest part of the change is due to {name} "
+            f"({number(row.value, 3)}), but its interval includes zero ({number(row.low, 3)} to "
+            f"{number(row.high, 3)})."
+        )
     rivals = {"sharpness": ("size", results.sharpness_over_size)}
     rivals["size"] = ("sharpness", 1 - results.sharpness_over_size)
     odds = ""
@@ -135,7 +147,7 @@ def _cause(results: Differences) -> str:
         odds = f", and it weighs more than {other} in {percent(share, 0)} of the resamples"
     return (
         f"The main reason is that {why}: {number(row.value, 3)} of the change "
-        f"({number(row.low, 3)} to {number(row.high, 3)}){doubt}{odds}."
+        f"({number(row.low, 3)} to {number(row.high, 3)}){odds}."
     )
 
 

@@ -16,6 +16,13 @@ from lowland.report.numbers import number, percent
 NEGLIGIBLE_SHARE = 0.02
 NEGLIGIBLE_NATS = 1e-3
 
+# With fewer test samples, or pairs, no error bar is to be trusted and nothing is suggested.
+FEW = 10
+
+# A training loss above this share of the best constant prediction's is an underfitted one, and
+# where it is also above the gap, the gap is not what to mend first.
+UNDERFITTED = 0.5
+
 # Shares this close to one half do not name a culprit.
 BALANCED = (0.45, 0.55)
 
@@ -85,13 +92,25 @@ def _what(results: Results) -> str:
         )
     minimum = minimum[0].upper() + minimum[1:]
     evidence = _evidence(outcome)
+    if results.subject.test_samples < FEW:
+        return (
+            f"{minimum} was tried on {_counted(results.subject.test_samples, 'unseen sample')} "
+            "only, too few to tell a gap from chance: "
+            f"the losses differ by {number(abs(gap), 3)} ({evidence})."
+        )
     if _negligible(results, gap):
         return (
             f"{minimum} does about as well on unseen data as on its training data: "
             f"the losses differ by {number(abs(gap), 3)} ({evidence})."
         )
-    noise = _noise(results, gap)
-    if noise is not None:
+    noise = _noise(results)
+    if noise is None:
+        return (
+            f"{minimum} has a test loss that is {number(abs(gap), 3)} "
+            f"{'higher' if gap > 0 else 'lower'} than its training loss ({evidence}), by an "
+            "unknown error."
+        )
+    if abs(gap) <= noise:
         return (
             f"{minimum} shows no gap beyond chance: the losses on unseen and on training data "
             f"differ by {number(abs(gap), 3)}, within the error of {number(noise, 3)} that "
@@ -113,12 +132,21 @@ def _why(results: Results) -> str:
     gap, duality = results.outcome.gap, results.duality
     if not _finite(gap):
         return "Without a gap there is nothing to explain, and no remedy is suggested."
-    if _noise(results, gap) is not None and not _negligible(results, gap):
+    noise = _noise(results)
+    if results.subject.test_samples < FEW or (
+        not _negligible(results, gap) and (noise is None or abs(gap) <= noise)
+    ):
         return "More test samples would tell, so these numbers suggest no remedy yet."
     if gap < 0 or _negligible(results, gap):
         return (
             "There is no gap to explain, so these numbers suggest neither a flatter "
             "nor a smaller solution."
+        )
+    if _underfitted(results, gap):
+        return (
+            f"But its training loss ({number(results.outcome.train_loss, 3)}, against "
+            f"{number(results.convergence.constant_loss, 3)} of the best constant prediction) is "
+            "larger than that, so fit the training data first before looking for a remedy."
         )
     unknown = "whether its sharp directions or its size carry the gap"
     if duality is None:
@@ -145,11 +173,19 @@ def _why(results: Results) -> str:
             f"Between paired test and training samples the gap vanishes ({number(whole, 3)} in "
             f"{layer}), so it stays open {unknown}."
         )
-    return f"{_verdict(duality, gap)}{_layers(results, duality)}{_caution(results)}."
+    low, high = duality.totals.intervals.paired_gap
+    if duality.pairs < FEW or low <= 0 <= high:
+        return (
+            f"Its {_counted(duality.pairs, 'pair')} of test and training samples do not tell "
+            f"the gap between them from chance ({number(low, 3)} to {number(high, 3)} in {layer}), "
+            f"so it stays open {unknown}."
+        )
+    return f"{_verdict(results, duality, gap)}{_layers(results, duality)}."
 
 
-def _verdict(duality: Decomposition, gap: float) -> str:
+def _verdict(results: Results, duality: Decomposition, gap: float) -> str:
     """Weigh the sharp against the flat part of a gap that is positive and well defined."""
+    doubt = _doubt(results)
     whole, sharp, flat = duality.eq9, duality.sharp, duality.flat
     mean = whole - duality.eq11
     n_sharp, n_flat = duality.n_sharp, duality.setting.directions - duality.n_sharp
@@ -176,17 +212,22 @@ def _verdict(duality: Decomposition, gap: float) -> str:
     if min(sharp, flat) > 0 and BALANCED[0] <= sharp / (sharp + flat) <= BALANCED[1]:
         return (
             f"Sharp and flat directions carry {that} about equally ({percent(sharp / whole, 0)} "
-            f"from {sharpest}), which suggests that a flatter solution ({FLATTER}) and a smaller "
-            f"one ({SMALLER}) are both worth trying"
+            f"from {sharpest})"
+            + (
+                doubt
+                or f", which suggests that a flatter solution ({FLATTER}) and a smaller one "
+                f"({SMALLER}) are both worth trying"
+            )
         )
+    if not doubt and _overlap(duality):
+        doubt = ", but these pairs do not tell which part is the larger, so no remedy is suggested"
     if sharp > flat:
         return (
-            f"{_share(sharp, whole)} of {that} comes from {sharpest}{_lowered('others', flat)}, "
-            f"which suggests flattening those first ({FLATTER})"
+            f"{_share(sharp, whole)} of {that} comes from {sharpest}{_lowered('others', flat)}"
+            + (doubt or f", which suggests flattening those first ({FLATTER})")
         )
-    return (
-        f"{_share(flat, whole)} of {that} comes from {flatter}{_lowered('sharpest', sharp)}, "
-        f"which suggests a smaller solution first ({SMALLER})"
+    return f"{_share(flat, whole)} of {that} comes from {flatter}{_lowered('sharpest', sharp)}" + (
+        doubt or f", which suggests a smaller solution first ({SMALLER})"
     )
 
 
@@ -209,12 +250,30 @@ def _lowered(which: str, part: float) -> str:
     return f" (the {which} lower it by {number(-part, 3)})" if part < 0 else ""
 
 
-def _caution(results: Results) -> str:
-    """Weaken the verdict when a check failed: the reader of the terminal sees nothing else."""
+def _doubt(results: Results) -> str:
+    """Why the shares suggest no remedy, if they do not: nothing else tells in a terminal."""
     failed = sum(not check.passed for check in results.checks)
-    if not failed:
-        return ""
-    return f"; {failed} of {len(results.checks)} checks failed, so take this with caution"
+    if failed:
+        return f", but {failed} of {len(results.checks)} checks failed, so no remedy is suggested"
+    if results.convergence.state == "unknown":
+        return ", but whether this is a minimum is not known, so no remedy is suggested"
+    return ""
+
+
+def _overlap(duality: Decomposition) -> bool:
+    """Whether, by their intervals, the sharp and the flat part may change places."""
+    (low, high), (least, most) = duality.totals.intervals.sharp, duality.totals.intervals.flat
+    return low < most and least < high
+
+
+def _underfitted(results: Results, gap: float) -> bool:
+    """Whether the training loss is large, and more of the test loss than the gap is."""
+    loss, constant = results.outcome.train_loss, results.convergence.constant_loss
+    return _finite(loss) and _finite(constant) and loss > max(gap, UNDERFITTED * constant)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def _minimum(results: Results) -> str:
@@ -244,12 +303,11 @@ def _negligible(results: Results, gap: float) -> bool:
     return abs(gap) <= NEGLIGIBLE_SHARE * scale
 
 
-def _noise(results: Results, gap: float) -> float | None:
-    """Twice the standard error of the gap, if the gap is lost in it."""
+def _noise(results: Results) -> float | None:
+    """Twice the standard error of the gap, within which it may be chance; None if not known."""
     for measure in results.measures:
         if measure.name == "gap" and _finite(measure.stderr):
-            noise = 2 * measure.stderr
-            return noise if abs(gap) <= noise else None
+            return 2 * measure.stderr
     return None
 
 
