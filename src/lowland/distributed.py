@@ -5,6 +5,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def ranks() -> int:
+    """How many processes share the data."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def total(local: Tensor) -> Tensor:
     """The sum of ``local`` over all ranks, on every rank; one all-reduce."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

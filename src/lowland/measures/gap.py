@@ -1,6 +1,7 @@
 """The generalisation gap."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.means import mean_and_error
 from lowland.problem import Problem
 
 
@@ -16,6 +17,6 @@ from lowland.problem import Problem
 )
 def gap(problem: Problem) -> Value:
     """The difference of the two means; the error is that of the test mean."""
-    train, test = problem.losses("train").double(), problem.losses("test").double()
-    error = float(test.std() / len(test) ** 0.5) if len(test) > 1 else None
-    return Value(float(test.mean() - train.mean()), "exact on the test set", error)
+    train, _ = mean_and_error(problem.losses("train"))
+    test, error = mean_and_error(problem.losses("test"))
+    return Value(test - train, "exact on the test set", error)

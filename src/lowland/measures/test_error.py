@@ -1,6 +1,7 @@
 """Misclassified share of the test data."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.means import mean_and_error
 from lowland.problem import Problem
 
 
@@ -16,6 +17,5 @@ from lowland.problem import Problem
 )
 def test_error(problem: Problem) -> Value:
     """Counted on the test set, which is a sample: for labels its error is binomial."""
-    wrong = problem.wrong("test")
-    error = float(wrong.std(correction=0)) / len(wrong) ** 0.5
-    return Value(float(wrong.mean()), "exact on the test set", error)
+    share, error = mean_and_error(problem.wrong("test"), correction=0)
+    return Value(share, "exact on the test set", error)

@@ -1,6 +1,7 @@
 """Mean test loss."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.means import mean_and_error
 from lowland.problem import Problem
 
 
@@ -16,6 +17,5 @@ from lowland.problem import Problem
 )
 def test_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses; the test set is a sample, so it has an error."""
-    losses = problem.losses("test").double()
-    error = float(losses.std() / len(losses) ** 0.5) if len(losses) > 1 else None
-    return Value(float(losses.mean()), "exact on the test set", error)
+    mean, error = mean_and_error(problem.losses("test"))
+    return Value(mean, "exact on the test set", error)

@@ -1,6 +1,7 @@
 """Misclassified share of the training data."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.means import mean_and_error
 from lowland.problem import Problem
 
 
@@ -15,4 +16,4 @@ from lowland.problem import Problem
 )
 def train_error(problem: Problem) -> Value:
     """Counted, not estimated."""
-    return Value(float(problem.wrong("train").mean()), "exact")
+    return Value(mean_and_error(problem.wrong("train"))[0], "exact")

@@ -1,6 +1,7 @@
 """Mean training loss."""
 
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.means import mean_and_error
 from lowland.problem import Problem
 
 
@@ -15,4 +16,4 @@ from lowland.problem import Problem
 )
 def train_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses."""
-    return Value(float(problem.losses("train").double().mean()), "exact")
+    return Value(mean_and_error(problem.losses("train"))[0], "exact")
