@@ -150,6 +150,14 @@ def test_curvature_page_runs(desk):
     assert "Diagonal(4 parameters exact" in printed
 
 
+@pytest.mark.slow
+def test_your_own_network_runs(desk):
+    printed = follow(DOCS / "your_model.md", desk, "python")
+    assert printed.count("Problem(") == 14
+    assert "next_token, 6 training samples" in printed
+    assert "does not apply" not in printed
+
+
 def test_new_measure_is_one_file(desk, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry.registered()))
     page = DOCS / "add_a_measure.md"

@@ -84,9 +84,10 @@ def test_layers_and_the_duality_are_those_of_plain_torch(name):
 
     pairs = ll.pair(problem, space=case.layer)
     split = ll.duality(problem, case.layer, pairs=pairs)
-    losses = {s: problem.losses(s) for s in ("train", "test")}
     if problem.train.targets.ndim == 1 and not problem.train.targets.is_floating_point():
-        gap = (losses["test"][pairs.test] - losses["train"][pairs.train]).mean()
+        kept = split.per_pair  # without those that the layer sees no difference of
+        train, test = (problem.losses(s) for s in ("train", "test"))
+        gap = (test[kept.test] - train[kept.train]).mean()
         assert split.paired_gap == pytest.approx(float(gap), rel=1e-6)
     assert split.eq9 == pytest.approx(split.paired_gap, rel=1e-8)
 
@@ -170,6 +171,16 @@ def test_which_token_is_meant_is_asked_of_the_model():
     with pytest.raises(ll.InputError, match="as many classes as positions"):
         ll.Problem(Words(), train=train)
     assert ll.Problem(Words(), "next_token", train=train).losses().shape == (6,)
+
+
+@pytest.mark.slow
+def test_a_language_model_has_the_loss_that_it_has_in_training():
+    case = OWNED["gpt2"]()
+    problem, model = case.problem(), case.model.eval()
+    rows = [{k: v[i : i + 1] for k, v in case.train.items()} for i in range(8)]
+    with torch.no_grad():
+        own = torch.stack([model(**row).loss for row in rows])
+    torch.testing.assert_close(problem.losses(), own)
 
 
 def test_the_next_token_needs_two_positions():

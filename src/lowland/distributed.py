@@ -7,9 +7,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def ranks() -> int:
+    """How many processes share the data."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def total(local: Tensor) -> Tensor:
     """The sum of ``local`` over all ranks, on every rank; one all-reduce."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if ranks() > 1:
         local = local.contiguous()
         dist.all_reduce(local)
     return local
@@ -18,14 +23,23 @@ def total(local: Tensor) -> Tensor:
 def most(local: int) -> int:
     """The largest of a number over all ranks, on every rank."""
     value = torch.tensor(local)
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if ranks() > 1:
         dist.all_reduce(value, dist.ReduceOp.MAX)
     return int(value)
 
 
+def gathered(local: Tensor) -> Tensor:
+    """The tensors of all ranks, one after the other along the first dimension, on every rank."""
+    if ranks() == 1:
+        return local
+    parts: list[Any] = [None] * ranks()
+    dist.all_gather_object(parts, local.cpu())
+    return torch.cat(parts).to(local.device)
+
+
 def of_first_rank(value: Any) -> Any:
     """The first rank's value, on every rank."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if ranks() > 1:
         values = [value]
         dist.broadcast_object_list(values)
         return values[0]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lowland.curvature import ForwardPass, layer
+from lowland.distributed import ranks
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
 
@@ -70,6 +71,11 @@ def pair(
     """
     if each not in ("test", "train"):
         raise InputError(f"each must be 'test' or 'train'; got {each!r}")
+    if ranks() > 1:
+        raise InputError(
+            f"partners are sought among all samples, and {ranks()} ranks have a part of them each; "
+            "run this in one process"
+        )
     features = {split: _features(problem, split, space) for split in ("train", "test")}
     digests = {split: _digests(problem, split) for split in ("train", "test")}
     other = "train" if each == "test" else "test"

@@ -1,5 +1,6 @@
 """The generalisation gap."""
 
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import loss_error
 from lowland.problem import Problem
@@ -17,6 +18,6 @@ from lowland.problem import Problem
 )
 def gap(problem: Problem) -> Value:
     """The difference of the two means; the error is that of the test mean."""
-    train, test = problem.losses("train").double(), problem.losses("test").double()
+    train, test = (gathered(problem.losses(split)).double() for split in ("train", "test"))
     value = float(test.mean() - train.mean())
     return Value(value, "exact on the test set", loss_error(problem, test))

@@ -1,5 +1,6 @@
 """Misclassified share of the test data."""
 
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import share_error
 from lowland.problem import Problem
@@ -17,5 +18,5 @@ from lowland.problem import Problem
 )
 def test_error(problem: Problem) -> Value:
     """Counted on the test set, which is a sample: its error is Wilson's, never zero."""
-    wrong = problem.wrong("test")
+    wrong = gathered(problem.wrong("test"))
     return Value(float(wrong.mean()), "exact on the test set", share_error(wrong))

@@ -1,5 +1,6 @@
 """Mean test loss."""
 
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import loss_error
 from lowland.problem import Problem
@@ -17,6 +18,6 @@ from lowland.problem import Problem
 )
 def test_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses; the test set is a sample, so it has an error."""
-    losses = problem.losses("test").double()
+    losses = gathered(problem.losses("test")).double()
     value = float(losses.mean())
     return Value(value, "exact on the test set", loss_error(problem, losses))

@@ -1,5 +1,6 @@
 """Misclassified share of the training data."""
 
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -15,4 +16,4 @@ from lowland.problem import Problem
 )
 def train_error(problem: Problem) -> Value:
     """Counted, not estimated."""
-    return Value(float(problem.wrong("train").mean()), "exact")
+    return Value(float(gathered(problem.wrong("train")).double().mean()), "exact")

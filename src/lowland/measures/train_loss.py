@@ -1,5 +1,6 @@
 """Mean training loss."""
 
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
 
@@ -15,4 +16,4 @@ from lowland.problem import Problem
 )
 def train_loss(problem: Problem) -> Value:
     """Mean of the per-sample losses."""
-    return Value(float(problem.losses("train").double().mean()), "exact")
+    return Value(float(gathered(problem.losses("train")).double().mean()), "exact")

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from lowland.batches import Batch, Batches, Inputs
-from lowland.distributed import most, of_first_rank, total, total_count
+from lowland.distributed import most, of_first_rank, ranks, total, total_count
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
@@ -155,12 +155,14 @@ class Problem:
         weights, frozen = (
             sum(p.numel() for p in named.values()) for named in (self.params, self.frozen)
         )
-        test = f" and {self.count('test'):,} test" if self.has_test else ""
+        # Of this rank: a sum over ranks would wait for the others, which may not print.
+        test = f" and {len(self.test):,} test" if self.has_test else ""
+        here = f" on this of {ranks()} ranks" if ranks() > 1 else ""
         precision = str(self.dtype).removeprefix("torch.")
         return (
             f"Problem({type(self.model).__name__}: {weights:,} weights"
             + (f", and {frozen:,} frozen\n" if frozen else "\n")
-            + f"        {self.loss.name}, {self.count():,} training{test} samples\n"
+            + f"        {self.loss.name}, {len(self.train):,} training{test} samples{here}\n"
             f"        {precision} on {self.device})"
         )
 

@@ -6,6 +6,7 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
+from lowland.distributed import gathered
 from lowland.errors import InputError
 from lowland.measures.shared.class_scores import class_scores
 from lowland.problem import Problem
@@ -33,7 +34,7 @@ def share_error(wrong: Tensor) -> float:
 
 
 def loss_error(problem: Problem, losses: Tensor) -> float | None:
-    """Of the mean test loss, (n,) losses.
+    """Of the mean test loss, given the losses of all ranks, (n,).
 
     A classifier's loss is next to nothing but for few samples, and a test set that happens to miss
     them shows no spread at all: over networks and test sets of 5 to 300 samples two of Student's
@@ -47,7 +48,7 @@ def loss_error(problem: Problem, losses: Tensor) -> float | None:
         scores = list(class_scores(problem, "test"))
     except InputError:  # no labels
         return spread
-    z, y = (torch.cat(parts) for parts in zip(*scores, strict=True))
+    z, y = (gathered(torch.cat(parts)) for parts in zip(*scores, strict=True))
     top = z.topk(2, 1).indices
     right = top[:, 0] == y
     if spread is None or bool(((y < 0) | (y >= z.shape[1])).any()):  # padding
