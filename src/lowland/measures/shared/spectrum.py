@@ -53,7 +53,12 @@ def hessian_spectrum(problem: Problem) -> Spectrum:
 def ggn_spectrum(problem: Problem) -> Spectrum:
     """The same of the generalised Gauss-Newton matrix."""
     exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
-    return exact or _sampled(problem, ggn(problem))
+    spectrum = exact or _sampled(problem, ggn(problem))
+    if spectrum.quadrature is None:
+        return spectrum
+    # Nobody asks for its eigenvectors, and the basis would be held as long as other measures run.
+    bare = replace(spectrum.quadrature, V=spectrum.quadrature.V.new_empty(0, 0))
+    return replace(spectrum, quadrature=bare)
 
 
 @once
