@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import lowland as ll
 from cases import CASES
@@ -38,6 +39,23 @@ def test_pairs_are_the_nearest_of_the_same_label_by_brute_force(each, space):
         assert torch.equal(found.train, torch.arange(60))
         assert torch.equal(found.test, distance.argmin(0))
     assert found.unpaired == 0
+
+
+def test_pairs_do_not_depend_on_how_much_is_in_memory():
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda n: torch.randint(2, (n, 16), generator=generator).float()  # noqa: E731 - many ties
+    train, test = ((draw(n), torch.arange(n) % 2) for n in (90, 41))
+    problem = Problem(nn.Linear(16, 2), train=train, test=test)
+    whole = ll.pair(problem)
+    problem.memory = 16 * 8 * 16 * 7  # seven candidates at once
+    parts = ll.pair(problem)
+    assert torch.equal(whole.train, parts.train)
+    assert torch.equal(whole.test, parts.test)
+    streamed = Problem(
+        nn.Linear(16, 2), train=TensorDataset(*train), test=TensorDataset(*test), memory=8000
+    )
+    assert streamed.train.held_bytes == 90 * 8  # the labels
+    assert torch.equal(whole.train, ll.pair(streamed).train)
 
 
 def test_a_regression_needs_no_label():

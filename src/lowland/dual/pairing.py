@@ -1,6 +1,7 @@
 """Which training sample stands beside which test sample."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +21,10 @@ _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 # Rows of binary targets are labels if so many samples have a partner with the same row.
 _COMMON = 0.5
 
+_COPIES = 16  # of candidates in float64 that would fill the memory: some are made on the way
+
 Split = Literal["test", "train"]
+Rows = Callable[[Tensor], Tensor]  # places to what the samples there are compared by
 
 
 @dataclass(frozen=True)
@@ -93,20 +97,22 @@ def pair(
             or float(torch.isin(labels[each], labels[other]).double().mean()) >= _COMMON
         )
     if labels is None or not same_label:
-        labels = {s: torch.zeros(len(x), dtype=torch.long) for s, x in features.items()}
+        labels = {s: torch.zeros(len(d), dtype=torch.long) for s, d in digests.items()}
 
     partner = torch.full((len(labels[each]),), -1)
     for label in labels[each].unique():
         there = (labels[other] == label).nonzero()[:, 0]
         here = (labels[each] == label).nonzero()[:, 0]
         if len(there):
-            nearest = _nearest(
-                features[each][here],
-                features[other][there],
+            partner[here] = _nearest(
+                features[each],
+                here,
+                features[other],
+                there,
                 digests[each][here],
                 digests[other][there],
+                problem.memory,
             )
-            partner[here] = there[nearest]
     paired = (partner >= 0).nonzero()[:, 0]
     if not len(paired):
         raise InputError(
@@ -121,25 +127,56 @@ def pair(
     return Pairs(sides["train"], sides["test"], len(partner) - len(paired), rule)
 
 
-def _nearest(queries: Tensor, candidates: Tensor, marks: Tensor, digests: Tensor) -> Tensor:
-    """For each query, which candidate is nearest; ``marks`` and ``digests`` decide between ties."""
-    candidates = candidates.double()
-    centre = candidates.mean(0)  # far from the origin squares would cancel
-    candidates = candidates - centre
-    squares = candidates.square().sum(1)
+def _nearest(
+    queries: Rows,
+    here: Tensor,
+    candidates: Rows,
+    there: Tensor,
+    marks: Tensor,
+    digests: Tensor,
+    memory: int,
+) -> Tensor:
+    """For each query, the place of its nearest candidate; ``marks`` and ``digests`` decide ties.
+
+    Candidates that do not fit the memory are read in chunks, twice for each chunk of queries: for
+    the least distance, and for those that are as near.
+    """
+    width = candidates(there[:1]).shape[1]
+    chunks = there.split(max(1, memory // (_COPIES * 8 * width)))
+    centre = sum(candidates(chunk).double().sum(0) for chunk in chunks) / len(there)
     # The order of the data enters a distance by rounding alone, and that is at most this share.
-    rounding = (candidates.shape[1] + 4) * torch.finfo(torch.float64).eps
+    rounding = (width + 4) * torch.finfo(torch.float64).eps
     last = torch.iinfo(torch.int64).max
+
+    def centred(chunk: Tensor) -> tuple[Tensor, Tensor]:
+        rows = candidates(chunk).double() - centre  # far from the origin squares would cancel
+        return rows, rows.square().sum(1)
+
+    held = [centred(chunks[0])] if len(chunks) == 1 else None
+
+    def distances(some: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows, squares in held or map(centred, chunks):
+            # |q - c|^2 less |q|^2, which does not change which one is nearest
+            distance = torch.addmm(squares, some, rows.T, alpha=-2)
+            yield distance, rounding * (squares + some.square().sum(1, keepdim=True))
+
+    size = max(1, _DISTANCES // max(len(chunks[0]), width))
     parts = []
-    size = max(1, _DISTANCES // len(candidates))
-    for some, mark in zip(queries.split(size), marks.split(size), strict=True):
-        some = some.double() - centre
-        # |q - c|^2 less |q|^2, which does not change which one is nearest
-        distance = torch.addmm(squares, some, candidates.T, alpha=-2)
-        error = rounding * (squares + some.square().sum(1, keepdim=True))
-        tied = distance - error <= (distance + error).amin(1, keepdim=True)
-        lots = (digests ^ mark.unsqueeze(1)) * _MIX  # wraps around: another one for each pair
-        parts.append(torch.where(tied, lots.to(tied.device), last).argmin(1))
+    for places, mark in zip(here.split(size), marks.split(size), strict=True):
+        some = queries(places).double() - centre
+        measured = list(distances(some)) if held else None
+        bounds = [(d + error).amin(1) for d, error in measured or distances(some)]
+        bound = torch.stack(bounds).amin(0).unsqueeze(1)
+        lots, nearest = [], []
+        for (d, error), chunk, own in zip(
+            measured or distances(some), chunks, digests.split(len(chunks[0])), strict=True
+        ):
+            lot = (own ^ mark.unsqueeze(1)) * _MIX  # wraps around: another one for each pair
+            least = torch.where(d - error <= bound, lot.to(d.device), last).min(1)
+            lots.append(least.values)
+            nearest.append(chunk[least.indices.cpu()])
+        best = torch.stack(lots).argmin(0, keepdim=True).cpu()
+        parts.append(torch.stack(nearest).gather(0, best)[0])
     return torch.cat(parts)
 
 
@@ -177,8 +214,8 @@ def _digests(problem: Problem, split: Split) -> Tensor:
     return torch.tensor(digests)
 
 
-def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
-    """What distances are measured between, (N, features)."""
+def _features(problem: Problem, split: Split, space: str | None) -> Rows:
+    """What distances are measured between: the rows (k, features) of the samples asked for."""
     if space is not None:
         seeing = layer(problem, space)
         seen = []
@@ -189,8 +226,9 @@ def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
                     raise InputError(f"layer {space!r} {forward.opaque[seeing.parameter]}")
                 inputs = torch.cat(forward.inputs(seeing.parameter), 1)
                 seen.append(inputs.flatten(1).cpu())
-        return torch.cat(seen)
-    inputs = problem.data(split).take(slice(None)).inputs
+        return torch.cat(seen).__getitem__
+    data = problem.data(split)
+    inputs = data.take(slice(1)).inputs
     is_image = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8  # others are tokens
     if not isinstance(inputs, Tensor) or not (inputs.is_floating_point() or is_image):
         came = f"{inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
@@ -198,4 +236,4 @@ def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
             f"distances between inputs need one tensor of numbers; the {split} inputs are {came} "
             "(pairs=lowland.pair(problem, space='a layer') compares what that layer sees instead)"
         )
-    return inputs.flatten(1)
+    return lambda places: data.take(places).inputs.flatten(1)

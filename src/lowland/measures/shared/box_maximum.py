@@ -14,6 +14,7 @@ from lowland.measures.shared.neighbourhood import Neighbourhood
 EPSILONS = 1e-3, 5e-4  # the paper's, as is the number of iterations
 _ITERATIONS = 10
 _GROWTH = 1e-3  # relative; an iteration that raises the loss by less is the last
+_VECTORS = 50  # in float64, that L-BFGS-B was seen to take
 _STEEPNESS = 100.0  # the mean gradient per half-width of the box, after scaling
 
 Map = Callable[[Tensor], Tensor]
@@ -43,7 +44,7 @@ def box_sharpness(
             there, slope = near.gradient(spread(half * torch.from_numpy(y).to(half)))
             return there - loss, (half * gathered(slope)).cpu().numpy()
 
-        highest, y, calls = _maximum(rise, y)
+        highest, y, calls = _maximum(rise, y, near.problem.memory // 2)
         values.append(highest / (1 + loss))
         gradients += calls
     parts = {
@@ -55,13 +56,16 @@ def box_sharpness(
     return Value(values[0], method, parts=parts)
 
 
-def _maximum(rise: Function, start: np.ndarray) -> tuple[float, np.ndarray, int]:
+def _maximum(
+    rise: Function, start: np.ndarray, memory: int = 1 << 30
+) -> tuple[float, np.ndarray, int]:
     """The largest rise that ten iterations reach, where, and after how many gradients.
 
     Each goes to the corner that the gradient points to. A convex function lies above its tangents,
     so that it can only rise by that, and near a minimum the loss is nearly convex. Where it falls,
     L-BFGS-B goes on from the highest corner. It finds the same elsewhere, within the growth that
-    counts, but SciPy takes seconds for each step with a million weights.
+    counts, but SciPy takes seconds for each step with a million weights, and some fifty vectors:
+    where they do not fit the memory, the highest corner is the answer.
     """
     _, slope = rise(start)
     size = float(np.abs(slope).mean())
@@ -73,6 +77,8 @@ def _maximum(rise: Function, start: np.ndarray) -> tuple[float, np.ndarray, int]
     highest, corner, y = -np.inf, start, np.sign(slope)
     for calls in range(2, _ITERATIONS + 2):
         value, there = rise(y)
+        if value < highest and _VECTORS * start.nbytes > memory:
+            break
         if value < highest:
             highest, corner, more = _beside(rise, corner, slope)
             return highest, corner, calls + more

@@ -68,7 +68,11 @@ def ggn_spectrum(problem: Problem) -> Spectrum:
     if exact is not None:
         return exact
     G = ggn(problem)
-    return Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS)
+    spectrum = Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS)
+    assert spectrum.quadrature is not None
+    # Nobody asks for its eigenvectors, and the basis would be held as long as other measures run.
+    bare = replace(spectrum.quadrature, V=spectrum.quadrature.V.new_empty(0, 0))
+    return replace(spectrum, quadrature=bare)
 
 
 def ggn_rank(problem: Problem) -> int:
