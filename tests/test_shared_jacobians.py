@@ -45,30 +45,31 @@ def test_gradients_of_single_samples(name):
     assert found.along == pytest.approx(sum(a * a for a in along) / 5)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("name", ["mlp-tanh", "conv1d", "transformer"])
+@pytest.mark.parametrize(
+    ("name", "whole"), [("mlp-tanh", False), ("conv1d", True), ("transformer", False)]
+)
 def test_random_shifts_give_the_diagonal_within_its_error(name, whole):
     problem = CASES[name].problem(n=6, batch_size=4)
     chosen = [at for at in parameters(problem).values() if at.curved and not at.in_series]
-    value, stderr = remainder_diagonal(problem, chosen, passes=64, whole=whole)
+    value, stderr = remainder_diagonal(problem, chosen, passes=32, whole=whole)
     for at in chosen:
         expected = dense_hessian(problem, [at.parameter]).diagonal().double()
         if not whole:
             expected = expected - ll.ggn(problem, at.parameter).dense().double().diagonal()
         miss = (value[at.parameter].flatten() - expected).abs()
         assert (miss <= 6 * stderr[at.parameter].flatten() + 1e-9).all(), at.parameter
-        # the errors are neither too small nor too large: of 64 passes, about normal
+        # the errors are neither too small nor too large: of 32 passes, about normal
         spread = (miss / stderr[at.parameter].flatten().clamp_min(1e-12)).square().mean()
         assert at.size < 8 or spread < 4, at.parameter
 
 
 def test_a_hessian_of_too_many_outputs_is_estimated_as_a_whole(monkeypatch):
-    monkeypatch.setattr("lowland.curvature.joint_diagonals.MOST_OUTPUTS", 0)
+    monkeypatch.setattr("lowland.curvature.shared_jacobians.MOST_OUTPUTS", 0)
     problem = CASES["transformer"].problem(n=9)
     H = dense_hessian(problem)
     found = ll.trace(ll.hessian(problem), rtol=0.0, max_matvecs=64)
     assert not found.converged
-    assert 0 < found.stderr
+    assert found.stderr > 0
     assert abs(found.value - float(H.trace())) <= 4 * found.stderr
     diagonal = ll.diagonal(problem, max_matvecs=64)
     flat = torch.cat([d.flatten() for d in diagonal.values()])
