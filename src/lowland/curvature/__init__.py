@@ -5,12 +5,6 @@ from lowland.curvature.diagonals import Diagonal, diagonal, trace
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_operators
 from lowland.curvature.forward import ForwardPass, gradients
-from lowland.curvature.joint_diagonals import (
-    JointDiagonals,
-    few_outputs,
-    fisher_diagonal,
-    joint_diagonals,
-)
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
 from lowland.curvature.layer_search import (
@@ -27,6 +21,12 @@ from lowland.curvature.operator import Dense, Operator, columns_within
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.precision import rounding
 from lowland.curvature.sample_factors import Kind, factor_bytes, factors, passes, sample_gradients
+from lowland.curvature.shared_jacobians import (
+    JointDiagonals,
+    few_outputs,
+    fisher_diagonal,
+    joint_diagonals,
+)
 from lowland.curvature.spectral_numbers import (
     condition_number,
     effective_dimension,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock
-from lowland.curvature.joint_diagonals import few_outputs
 from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
@@ -23,6 +22,7 @@ from lowland.curvature.probes import remainder_diagonal, remainder_trace
 from lowland.curvature.products import DoubleBackward
 from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.second_derivatives import way
+from lowland.curvature.shared_jacobians import few_outputs
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.problem import Problem, differentiating

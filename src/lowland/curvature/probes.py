@@ -5,8 +5,8 @@ A layer's weights act on sample k only through the layer's outputs, so the trace
 outputs, with the covariance that noise on the weights gives them (``|x_k|^2 I`` for one position).
 Every sample has shifts of its own: one pass averages over as many independent draws as there are
 samples, where a random vector in weight space would be one draw. Shifts of all layers go through
-one pass; their cross terms vanish on average. Where the Gauss-Newton part is not known either, for a
-sample has too many outputs, the same shifts give the whole Hessian (``whole``).
+one pass; their cross terms vanish on average. Where the Gauss-Newton part is not known either, as
+a sample has too many outputs, the same shifts give the whole Hessian (``whole``).
 """
 
 import math

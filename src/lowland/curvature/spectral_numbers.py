@@ -80,8 +80,8 @@ def effective_dimension(
     (MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020.) A negative eigenvalue counts as zero: it
     determines no direction, and its term would have a pole at ``-alpha``.
 
-    Of a matrix of which no more than ``rank`` eigenvalues can differ from zero, as of the GGN of few
-    samples, rounding moves no others: a product with a vector of its null space is made of its
+    Of a matrix of which no more than ``rank`` eigenvalues can differ from zero, as of the GGN of
+    few samples, rounding moves no others: a product with a vector of its null space is made of its
     range all the same.
 
     >>> effective_dimension(Dense(torch.diag(torch.tensor([3.0, 1.0, -2.0]))), alpha=1.0)

@@ -1,6 +1,8 @@
 """Which layer is decomposed, and over which pairs, where the caller leaves that open."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from lowland.curvature import layer
 from lowland.dual.basis import ALL_DIRECTIONS
@@ -8,7 +10,10 @@ from lowland.dual.fit import NoDual, fit
 from lowland.dual.pairing import Pairs, pair
 from lowland.dual.shifts import dual_shifts, held_bytes, layers_with_dual
 from lowland.errors import InputError
+from lowland.findings import TRUSTED
 from lowland.problem import Problem
+
+_FEW = 32  # pairs
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,12 @@ def _usual(problem: Problem) -> str:
 
 
 def _useful(problem: Problem, usual: str, pairs: Pairs) -> str:
-    """The usual layer or, if data goes around it, the last one that has a useful dual."""
-    every = layers_with_dual(problem)
+    """The usual layer or, if data goes around it, the last one that has a useful dual.
+
+    Some of the pairs show which layers are far from it: a network with a path around all of its
+    layers has none to offer, and each would take the time of several gradients.
+    """
+    every, few = layers_with_dual(problem), _few(pairs)
     for name in (usual, *(other for other in reversed(every) if other != usual)):
         candidate = every[name]
         if held_bytes(candidate, len(pairs)) > problem.memory:
@@ -63,8 +72,18 @@ def _useful(problem: Problem, usual: str, pairs: Pairs) -> str:
                 return usual  # which the decomposition will refuse, with what it needs
             continue
         try:
+            if len(few) < len(pairs):
+                rough = fit(dual_shifts(problem, [candidate], few), name, few)
+                if max(rough.mean_residual, rough.loss_defect) > 2 * TRUSTED:
+                    continue
             if fit(dual_shifts(problem, [candidate], pairs), name, pairs).trusted:
                 return name
         except NoDual:
             continue
     return usual
+
+
+def _few(pairs: Pairs) -> Pairs:
+    """As many as tell a layer without a dual, evenly over all."""
+    places = torch.linspace(0, len(pairs) - 1, min(_FEW, len(pairs))).round().long()
+    return replace(pairs, train=pairs.train[places], test=pairs.test[places])

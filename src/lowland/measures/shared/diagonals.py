@@ -1,4 +1,4 @@
-"""The one pass over the training data that every measure of diagonals and sample gradients reads."""
+"""The one pass over the data that every measure of diagonals and sample gradients reads."""
 
 from torch import Tensor
 
