@@ -1,0 +1,178 @@
+"""Products with many columns at once: a gradient is recorded, and its tangents are played back.
+
+Pearlmutter's pass (Neural Computation 6, 1994) for the operations that one batch really ran: forward
+and backward pass are written down as torch executes them, below autograd, each operation with the
+rule of its tangent (``tangents``). A product then runs the rules alone, for all columns together:
+k columns of weights become one matrix product where k passes of autograd would each read the
+activations anew. Measured per column, in gradients, for blocks of 16: 784-30-30-10 TODO.
+
+With ``r = dl/dz`` at the model's outputs z, whose tangent is ``dr = A dz``, the same tape gives
+
+    Hessian: (r, d2l/dz2),  remainder: (r, 0),  GGN: (0, d2l/dz2),  Fisher: (0, r r^T) or (0, F)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowland.curvature.tangents import RULES, NoRule, Tangent
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation's tangents: from those of its arguments, by slot, to those of its results."""
+
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    tangent: Callable[..., Any]
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operation on values that depend on the weights.
+
+    A value is known by its place in memory, shape and strides: what autograd saves and hands back is
+    another tensor with the same of these. So nothing may be freed while the recorder is on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots: dict[Any, int] = {}
+        self.count = 0
+        self.steps: list[Step] = []
+        self._alive: list[Any] = []
+
+    def slot(self, value: Any) -> int | None:
+        """The number of a value's tangents; None if it has none."""
+        return self.slots.get(_place(value)) if isinstance(value, Tensor) else None
+
+    def new(self, value: Tensor) -> int:
+        """A number for the tangents of a value."""
+        self._alive.append(value.detach())
+        self.slots[_place(value)] = self.count
+        self.count += 1
+        return self.count - 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and write it down."""
+        flat = [a for arg in args for a in (arg if isinstance(arg, list | tuple) else [arg])]
+        inputs = tuple(self.slot(a) for a in flat)
+        results = func(*args, **(kwargs or {}))
+        self._alive += [t.detach() for t in (*flat, *_listed(results)) if isinstance(t, Tensor)]
+        if all(i is None for i in inputs):
+            for t in _listed(results):  # a place in memory may have been another value's
+                if isinstance(t, Tensor) and func._schema.is_mutable:
+                    self.slots.pop(_place(t), None)
+            return results
+        rule: Tangent | None = RULES.get(func)
+        if rule is None:
+            raise NoRule(str(func))
+        tangent = rule(tuple(i is not None for i in inputs), results, *args, **(kwargs or {}))
+        if tangent is not None:
+            outputs = tuple(
+                self.new(t) if isinstance(t, Tensor) and t.is_floating_point() else None
+                for t in _listed(results)
+            )
+            self.steps.append(Step(inputs, outputs, tangent))
+        return results
+
+
+def _place(t: Tensor) -> Any:
+    return t.data_ptr(), t.shape, t.stride(), t.dtype
+
+
+def _listed(results: Any) -> Sequence[Any]:
+    return results if isinstance(results, list | tuple) else (results,)
+
+
+class Tape:
+    """The matrix of one batch, summed over its samples, times columns.
+
+    Args:
+        outputs: the model's outputs as a function of the weights.
+        middle: of the outputs z, the cotangent r that goes backwards and the matrices A of its
+            tangents, (n, C, C).
+        weights: where they are.
+        curved: whether r's own tangents through the backward pass count. Not so for ``J^T A J``.
+    """
+
+    def __init__(
+        self,
+        outputs: Callable[[list[Tensor]], Tensor],
+        middle: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+        weights: Sequence[Tensor],
+        *,
+        curved: bool,
+    ) -> None:
+        leaves = [w.detach().requires_grad_() for w in weights]
+        recorder = _Recorder()
+        self._weights = [recorder.new(leaf) for leaf in leaves]
+        with recorder:
+            z = outputs(leaves)
+        self._outputs = recorder.slot(z)
+        r, self.A = middle(z.detach())
+        r = r.detach().clone()
+        if not curved:
+            recorder.slots.clear()
+        self._cotangent = recorder.new(r)
+        forward = len(recorder.steps)
+        with recorder:
+            gradients = torch.autograd.grad(z, leaves, r, materialize_grads=True)
+        self._results = [recorder.slot(g) for g in gradients]
+        self.shapes = [w.shape for w in weights]
+        needed = {s for s in (*self._results, self._outputs) if s is not None}
+        back = _pruned(recorder.steps[forward:], needed)
+        front = _pruned(recorder.steps[:forward], needed)
+        self._front, self._back = front, back
+        self._last = _last_uses(front + back, [*self._results, self._outputs])
+
+    def __call__(self, V: list[Tensor]) -> list[Tensor | None]:
+        """The matrix times columns, (k, *shape) for each weight; None where it is zero."""
+        tangents: dict[int, Any] = dict(zip(self._weights, V, strict=True))
+        for i, step in enumerate(self._front):
+            _play(step, tangents, self._last[i])
+        if self.A is not None and self._outputs in tangents:
+            dz = tangents[self._outputs]
+            n = dz.shape[1]
+            u = dz.transpose(0, 1).reshape(n, len(dz), -1) @ self.A
+            tangents[self._cotangent] = u.transpose(0, 1).reshape(dz.shape)
+        for i, step in enumerate(self._back, len(self._front)):
+            _play(step, tangents, self._last[i])
+        return [None if s is None else tangents.get(s) for s in self._results]
+
+
+def _play(step: Step, tangents: dict[int, Any], last: Sequence[int]) -> None:
+    inputs = [None if s is None else tangents.get(s) for s in step.inputs]
+    if any(t is not None for t in inputs):
+        results = step.tangent(*inputs)
+        for slot, t in zip(step.outputs, _listed(results), strict=False):
+            if slot is not None and t is not None:
+                tangents[slot] = t
+    for slot in last:
+        tangents.pop(slot, None)
+
+
+def _pruned(steps: list[Step], needed: set[int]) -> list[Step]:
+    """The steps that lead to the slots that are needed, which grow by what these steps need."""
+    kept = []
+    for step in reversed(steps):
+        if needed & set(step.outputs):
+            needed |= {s for s in step.inputs if s is not None}
+            kept.append(step)
+    return kept[::-1]
+
+
+def _last_uses(steps: list[Step], results: Sequence[int | None]) -> list[list[int]]:
+    """For each step, the slots that nothing needs behind it."""
+    seen = {s for s in results if s is not None}
+    last: list[list[int]] = []
+    for step in reversed(steps):
+        slots = {s for s in (*step.inputs, *step.outputs) if s is not None}
+        last.append(sorted(slots - seen))
+        seen |= slots
+    return last[::-1]
