@@ -12,7 +12,8 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature import products
+from lowland.curvature import block_products, products
+from lowland.curvature.block_products import BlockProduct, ColumnByColumn, Matrix, Tapes
 from lowland.curvature.memory import graph_bytes, samples_within
 from lowland.curvature.products import BatchProduct
 from lowland.curvature.second_derivatives import check_differences, losses_in_double, way
@@ -30,6 +31,7 @@ class Curvature(ABC):
     """
 
     kind: str
+    _matrix: Matrix
 
     @differentiating()
     def __init__(self, problem: Problem, params: str | list[str] | None = None) -> None:
@@ -48,10 +50,21 @@ class Curvature(ABC):
         with problem.measuring():
             self._build, chosen = self._choose()
             each = self._graph_bytes()
-            self._chunk = samples_within(problem, each)
             self.strategy = chosen.name
+            tapes = self._tapes() if chosen.keeps_graph else None
+            if tapes is not None:
+                each = tapes.sample_bytes
+            self._chunk = samples_within(problem, each)
+            self.in_blocks = tapes is not None
+            self._blocks: Callable[[Batch], BlockProduct] = tapes or ColumnByColumn.of(self._build)
             self.kept = chosen.keeps_graph and each * len(problem.train) <= problem.memory
-        self._graphs: list[BatchProduct] | None = None
+        self._graphs: list[BlockProduct] | None = None
+
+    def _tapes(self) -> Tapes | None:
+        """The way to multiply by many columns at once, if single products confirm it."""
+        if self.problem.loss.needs_model:
+            return None
+        return block_products.confirmed(self.problem, self.params, self._matrix, self._build)
 
     def _graph_bytes(self) -> int:
         """What one sample's graph takes, once a product has shown that torch can do it."""
@@ -85,20 +98,25 @@ class Curvature(ABC):
                 f"got {came}"
             )
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
+        directions = [
+            columns[where].T.reshape(-1, *p.shape)  # (k, *shape), whole in memory
+            for where, p in zip(self.slices.values(), self.params.values(), strict=True)
+        ]
+        sums = columns.new_zeros(columns.shape[1], self.size)
         if self.kept and self._graphs is None:
             with self.problem.measuring():
                 self._graphs = list(self._made())
         # Kept graphs need nothing of the model any more, and so none of the care it is run with.
         with contextlib.nullcontext() if self.kept else self.problem.measuring():
-            sums = torch.zeros_like(columns)
             for product in self._graphs or self._made():
-                for j, v in enumerate(columns.unbind(1)):
-                    parts = product(self._shaped(v))
-                    sums[:, j] += torch.cat([p.reshape(-1) for p in parts])
-            return (total(sums) / self._count).reshape(V.shape)
+                for rows, parts in product(directions):
+                    for where, part in zip(self.slices.values(), parts, strict=True):
+                        if part is not None:
+                            sums[rows, where].view_as(part).add_(part)
+        return (total(sums) / self._count).T.reshape(V.shape)
 
-    def _made(self) -> Iterator[BatchProduct]:
-        return (self._build(batch) for batch in self.problem.batches("train", self._chunk))
+    def _made(self) -> Iterator[BlockProduct]:
+        return (self._blocks(batch) for batch in self.problem.batches("train", self._chunk))
 
     def _shaped(self, v: Tensor) -> list[Tensor]:
         return [
@@ -135,6 +153,7 @@ class Hessian(Curvature):
     """``d2L/dw2`` of the mean training loss."""
 
     kind = "hessian"
+    _matrix = block_products.HESSIAN
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         """The first way of differentiating twice that differences of gradients confirm."""
@@ -165,6 +184,7 @@ class Remainder(Curvature):
     """Hessian less GGN, ``1/N sum_k sum_c (dl_k/dz_c) d2z_c/dw2``."""
 
     kind = "remainder"
+    _matrix = block_products.REMAINDER
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         if way(self.problem) is not products.DoubleBackward:
@@ -179,6 +199,7 @@ class GGN(Curvature):
     """Generalised Gauss-Newton, ``1/N sum_k J_k^T (d2l_k/dz2) J_k`` (Schraudolph 2002)."""
 
     kind = "ggn"
+    _matrix = block_products.GGN
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
         return self._gauss_newton(products.output_hessian)
@@ -202,6 +223,7 @@ class Fisher(GGN):
         self.kind = "empirical fisher" if labels == "data" else "true fisher"
         if labels not in ("data", "model"):
             raise InputError(f"labels must be 'data' or 'model'; got {labels!r}")
+        self._matrix = block_products.FISHER if labels == "data" else block_products.TRUE_FISHER
         super().__init__(problem, params)
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:

@@ -50,15 +50,19 @@ def _mm(a: Tensor, b: Tensor, da: Tensor | None, db: Tensor | None) -> Tensor:
     out = None
     if db is not None:
         k = len(db)
-        out = a @ db.transpose(0, 1).reshape(p, k * q)  # (m, k q)
+        out = (a @ db.transpose(0, 1).reshape(p, k * q)).view(m, k, q).transpose(0, 1)
     if da is not None:
         k = len(da)
-        if out is None and not _is_view(da.transpose(0, 1), (m * k, p)):
-            return (da.reshape(k * m, p) @ b).view(k, m, q)
+        if _is_view(da, (k * m, p)):  # not so where samples, then columns are the rows
+            more = (da.view(k * m, p) @ b).view(k, m, q)
+            return more if out is None else out.add_(more)
         rows = da.transpose(0, 1).reshape(m * k, p)
-        out = rows @ b if out is None else out.view(m * k, q).addmm_(rows, b)
+        if out is not None:
+            out.transpose(0, 1).view(m * k, q).addmm_(rows, b)
+        else:
+            out = (rows @ b).view(m, k, q).transpose(0, 1)
     assert out is not None
-    return out.view(m, k, q).transpose(0, 1)
+    return out
 
 
 @_rule(aten.mm.default)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowland.curvature.tangents import RULES, NoRule, Tangent
@@ -72,7 +73,9 @@ class _Recorder(TorchDispatchMode):
         rule: Tangent | None = RULES.get(func)
         if rule is None:
             raise NoRule(str(func))
-        tangent = rule(tuple(i is not None for i in inputs), results, *args, **(kwargs or {}))
+        # Detached: a rule must not hold autograd's graph.
+        values = pytree.tree_map_only(Tensor, Tensor.detach, (results, args))
+        tangent = rule(tuple(i is not None for i in inputs), values[0], *values[1], **(kwargs or {}))
         if tangent is not None:
             outputs = tuple(
                 self.new(t) if isinstance(t, Tensor) and t.is_floating_point() else None
@@ -130,31 +133,46 @@ class Tape:
         front = _pruned(recorder.steps[:forward], needed)
         self._front, self._back = front, back
         self._last = _last_uses(front + back, [*self._results, self._outputs])
+        self.peak = 0  # bytes of tangents that were held at once
 
+    @property
+    def nbytes(self) -> int:
+        """What the values that rules remember take."""
+        held = [cell.cell_contents for step in (*self._front, *self._back)
+                for cell in step.tangent.__closure__ or ()]
+        sizes = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for value in (*held, self.A)
+            for t in _listed(value)
+            if isinstance(t, Tensor)
+        }
+        return sum(sizes.values())
+
+    @torch.no_grad()
     def __call__(self, V: list[Tensor]) -> list[Tensor | None]:
         """The matrix times columns, (k, *shape) for each weight; None where it is zero."""
         tangents: dict[int, Any] = dict(zip(self._weights, V, strict=True))
         for i, step in enumerate(self._front):
-            _play(step, tangents, self._last[i])
+            self._play(step, tangents, self._last[i])
         if self.A is not None and self._outputs in tangents:
             dz = tangents[self._outputs]
             n = dz.shape[1]
             u = dz.transpose(0, 1).reshape(n, len(dz), -1) @ self.A
             tangents[self._cotangent] = u.transpose(0, 1).reshape(dz.shape)
         for i, step in enumerate(self._back, len(self._front)):
-            _play(step, tangents, self._last[i])
+            self._play(step, tangents, self._last[i])
         return [None if s is None else tangents.get(s) for s in self._results]
 
-
-def _play(step: Step, tangents: dict[int, Any], last: Sequence[int]) -> None:
-    inputs = [None if s is None else tangents.get(s) for s in step.inputs]
-    if any(t is not None for t in inputs):
-        results = step.tangent(*inputs)
-        for slot, t in zip(step.outputs, _listed(results), strict=False):
-            if slot is not None and t is not None:
-                tangents[slot] = t
-    for slot in last:
-        tangents.pop(slot, None)
+    def _play(self, step: Step, tangents: dict[int, Any], last: Sequence[int]) -> None:
+        inputs = [None if s is None else tangents.get(s) for s in step.inputs]
+        if any(t is not None for t in inputs):
+            results = step.tangent(*inputs)
+            for slot, t in zip(step.outputs, _listed(results), strict=True):
+                if slot is not None and t is not None:
+                    tangents[slot] = t
+        self.peak = max(self.peak, sum(t.nbytes for t in tangents.values()))
+        for slot in last:
+            tangents.pop(slot, None)
 
 
 def _pruned(steps: list[Step], needed: set[int]) -> list[Step]:
