@@ -5,14 +5,17 @@ the first samples they give, parameter by parameter, what single products by aut
 turn are confirmed by differences of gradients. Otherwise products are done column by column.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.curvature.memory import samples_within
 from lowland.curvature.products import BatchProduct, Direction
 from lowland.curvature.sample_factors import output_curvature
 from lowland.curvature.tangents import NoRule
@@ -72,8 +75,10 @@ TRUE_FISHER = Matrix(drawn_gradients, False)
 
 # Outputs of a sample up to which its second derivatives by them are held.
 _MOST_OUTPUTS = 256
-# Bytes of tangents in flight: more leave the caches, fewer make small matrix products.
-_IN_FLIGHT = 1 << 26
+# Bytes of tangents in flight, and the columns that these are meant to be of: more bytes leave the
+# caches, fewer samples make small matrix products.
+_IN_FLIGHT, _WIDTH = 1 << 26, 8
+_LEAST = 32
 # Samples and columns on which tapes are compared with single products.
 _SAMPLES, _COLUMNS = 4, 2
 
@@ -95,8 +100,15 @@ class Tapes:
             tape = self.record(batch)
         except NoRule:
             return ColumnByColumn(self.otherwise(batch))
-        width = max(1, _IN_FLIGHT // (len(batch) * self.tangent_bytes))
-        return TapeProduct(tape, width)
+        fits = min(_IN_FLIGHT, self.problem.memory) // (len(batch) * self.tangent_bytes)
+        return TapeProduct(tape, max(1, fits))
+
+    def samples(self) -> int:
+        """How many samples to take at once, in pieces of equal size."""
+        each = self.sample_bytes + self.tangent_bytes
+        most = max(_LEAST, _IN_FLIGHT // (_WIDTH * self.tangent_bytes))
+        pieces = math.ceil(len(self.problem.train) / min(most, samples_within(self.problem, each)))
+        return math.ceil(len(self.problem.train) / pieces)
 
     def record(self, batch: Batch) -> Tape:
         """The batch's gradient, written down."""
@@ -136,6 +148,9 @@ def _slope(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     return torch.autograd.grad(loss, leaf, materialize_grads=True)[0]
 
 
+_CONFIRMED: WeakKeyDictionary[Problem, dict[Any, tuple[int, int] | None]] = WeakKeyDictionary()
+
+
 def confirmed(
     problem: Problem,
     params: dict[str, Tensor],
@@ -143,33 +158,34 @@ def confirmed(
     single: Callable[[Batch], BatchProduct],
 ) -> Tapes | None:
     """Tapes for these parameters, if single products on the first samples confirm them."""
-    tapes, few = Tapes(problem, params, matrix, single), problem.first(_SAMPLES)
-    generator = torch.Generator(device=problem.device).manual_seed(0)
+    verdicts, case = _CONFIRMED.setdefault(problem, {}), (matrix, *params)
+    tapes = Tapes(problem, params, matrix, single)
+    if case not in verdicts:
+        try:
+            verdicts[case] = _compared(tapes)
+        except (NoRule, RuntimeError):
+            verdicts[case] = None
+    sizes = verdicts[case]
+    return sizes and replace(tapes, sample_bytes=sizes[0], tangent_bytes=sizes[1])
+
+
+def _compared(tapes: Tapes) -> tuple[int, int] | None:
+    """The bytes of a tape and of a column per sample; None if single products are others."""
+    first, few = tapes.problem.first(1), tapes.problem.first(_SAMPLES)
+    generator = torch.Generator(device=tapes.problem.device).manual_seed(0)
     V = [
         torch.randn(_COLUMNS, *p.shape, generator=generator, dtype=p.dtype, device=p.device)
-        for p in params.values()
+        for p in tapes.params.values()
     ]
-    try:
-        tape = tapes.record(few)
-        blocks = tape(V)
-        product = single(few)
-        for j in range(_COLUMNS):
-            if not _agree([b if b is None else b[j] for b in blocks], product([v[j] for v in V])):
-                return None
-        small = tapes.record(problem.first(1))
-        small([v[:1] for v in V])
-        few_more = max(1, len(few) - 1)
-        tape([v[:1] for v in V])
-    except (NoRule, RuntimeError):
-        return None
-    return Tapes(
-        problem,
-        params,
-        matrix,
-        single,
-        sample_bytes=max(1, (tape.nbytes - small.nbytes) // few_more),
-        tangent_bytes=max(1, (tape.peak - small.peak) // few_more),
-    )
+    small, tape, product = tapes.record(first), tapes.record(few), tapes.otherwise(few)
+    blocks = tape(V)
+    for j in range(_COLUMNS):
+        if not _agree([b if b is None else b[j] for b in blocks], product([v[j] for v in V])):
+            return None
+    less, held = (t.held([v[:1] for v in V]) for t in (small, tape))
+    more = max(1, len(few) - 1)
+    tangents = max(a - b for a, b in zip(held, less, strict=True))
+    return max(1, (tape.nbytes - small.nbytes) // more), max(1, tangents // more)
 
 
 def _agree(block: list[Tensor | None], single: Direction) -> bool:

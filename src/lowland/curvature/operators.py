@@ -49,14 +49,12 @@ class Curvature(ABC):
         self._count = problem.count()
         with problem.measuring():
             self._build, chosen = self._choose()
-            each = self._graph_bytes()
             self.strategy = chosen.name
             tapes = self._tapes() if chosen.keeps_graph else None
-            if tapes is not None:
-                each = tapes.sample_bytes
-            self._chunk = samples_within(problem, each)
-            self.in_blocks = tapes is not None
             self._blocks: Callable[[Batch], BlockProduct] = tapes or ColumnByColumn.of(self._build)
+            each = tapes.sample_bytes if tapes else self._graph_bytes()
+            self._chunk = tapes.samples() if tapes else samples_within(problem, each)
+            self.in_blocks = tapes is not None
             self.kept = chosen.keeps_graph and each * len(problem.train) <= problem.memory
         self._graphs: list[BlockProduct] | None = None
 

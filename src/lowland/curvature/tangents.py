@@ -44,13 +44,21 @@ def _is_view(t: Tensor, shape: Sequence[int]) -> bool:
     return True
 
 
+def _by_many(a: Tensor, b: Tensor) -> Tensor:
+    """``a b``, contiguous. MKL takes 1.6 times as long for (4000, 784) by (784, 30) as turned."""
+    (p, q), m = b.shape, len(a)
+    if q <= 64 and 8 * q < p and 8 * q < m:
+        return torch.mm(b.T, a.T).T.contiguous()
+    return a @ b
+
+
 def _mm(a: Tensor, b: Tensor, da: Tensor | None, db: Tensor | None) -> Tensor:
     """``da b + a db`` with matrices a (m, p) and b (p, q): (k, m, q)."""
     (m, p), q = a.shape, b.shape[1]
     out = None
     if db is not None:
         k = len(db)
-        out = (a @ db.transpose(0, 1).reshape(p, k * q)).view(m, k, q).transpose(0, 1)
+        out = _by_many(a, db.transpose(0, 1).reshape(p, k * q)).view(m, k, q).transpose(0, 1)
     if da is not None:
         k = len(da)
         if _is_view(da, (k * m, p)):  # not so where samples, then columns are the rows
@@ -126,6 +134,7 @@ def convolution(
     """``x * w + b``; columns of w are more outputs, columns of x are more samples."""
     *_, transposed, _, groups = how
     _refuse(transposed or groups != 1)
+    shape = out.shape
 
     def tangent(dx: Tensor | None, dw: Tensor | None, db: Tensor | None = None, *_: Any) -> Any:
         total = None
@@ -135,8 +144,8 @@ def convolution(
             shifted = _of_rows(aten.convolution(_as_rows(dx), w, None, *how), len(dx))
             total = shifted if total is None else total.add_(shifted)
         if db is not None:
-            db = db.view(len(db), 1, -1, *[1] * (x.ndim - 2))
-            total = db if total is None else total.add_(db)
+            db = _by_channel(db, x.ndim)
+            total = db.expand(len(db), *shape) if total is None else total.add_(db)
         return total
 
     return tangent
@@ -274,15 +283,16 @@ def batch_norm(
 ) -> Callable[..., Any]:
     """``w (x - mean) / sqrt(var + eps) + b``."""
     _refuse(train or w is None)
-    xhat, scale, ndim = *_normalised(x, mean, var, rest[-1]), x.ndim
+    xhat, scale = _normalised(x, mean, var, rest[-1])
 
-    def tangent(dx: Any, dw: Any = None, db: Any = None, *_: Any) -> Any:
-        k = next(len(d) for d in (dx, dw, db) if d is not None)
-        total = xhat.new_zeros(1).expand(k, *xhat.shape) if dx is None else dx * (scale * _row(w, x))
+    def tangent(dx: Any, dw: Any, db: Any, *_: Any) -> Any:
+        total = _times(dx, scale * _row(w, x))
         if dw is not None:
-            total = total + xhat * _by_channel(dw, ndim) if dx is None else total.addcmul_(xhat, _by_channel(dw, ndim))
+            dw = _by_channel(dw, x.ndim)
+            total = xhat * dw if total is None else total.addcmul_(xhat, dw)
         if db is not None:
-            total = total + _by_channel(db, ndim)
+            db = _by_channel(db, x.ndim)
+            total = db.expand(len(db), *x.shape) if total is None else total.add_(db)
         return total, None, None
 
     return tangent

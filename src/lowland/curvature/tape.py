@@ -12,7 +12,7 @@ With ``r = dl/dz`` at the model's outputs z, whose tangent is ``dr = A dz``, the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Step:
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     tangent: Callable[..., Any]
+    last: tuple[int, ...] = ()  # slots that nothing needs behind it
 
 
 class _Recorder(TorchDispatchMode):
@@ -75,7 +76,9 @@ class _Recorder(TorchDispatchMode):
             raise NoRule(str(func))
         # Detached: a rule must not hold autograd's graph.
         values = pytree.tree_map_only(Tensor, Tensor.detach, (results, args))
-        tangent = rule(tuple(i is not None for i in inputs), values[0], *values[1], **(kwargs or {}))
+        tangent = rule(
+            tuple(i is not None for i in inputs), values[0], *values[1], **(kwargs or {})
+        )
         if tangent is not None:
             outputs = tuple(
                 self.new(t) if isinstance(t, Tensor) and t.is_floating_point() else None
@@ -131,15 +134,18 @@ class Tape:
         needed = {s for s in (*self._results, self._outputs) if s is not None}
         back = _pruned(recorder.steps[forward:], needed)
         front = _pruned(recorder.steps[:forward], needed)
-        self._front, self._back = front, back
-        self._last = _last_uses(front + back, [*self._results, self._outputs])
-        self.peak = 0  # bytes of tangents that were held at once
+        steps = _with_last_uses(front + back, [*self._results, self._outputs])
+        self._front, self._back = steps[: len(front)], steps[len(front) :]
+        self._slots = recorder.count
 
     @property
     def nbytes(self) -> int:
         """What the values that rules remember take."""
-        held = [cell.cell_contents for step in (*self._front, *self._back)
-                for cell in step.tangent.__closure__ or ()]
+        held = [
+            cell.cell_contents
+            for step in (*self._front, *self._back)
+            for cell in step.tangent.__closure__ or ()
+        ]
         sizes = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for value in (*held, self.A)
@@ -148,31 +154,54 @@ class Tape:
         }
         return sum(sizes.values())
 
-    @torch.no_grad()
-    def __call__(self, V: list[Tensor]) -> list[Tensor | None]:
-        """The matrix times columns, (k, *shape) for each weight; None where it is zero."""
-        tangents: dict[int, Any] = dict(zip(self._weights, V, strict=True))
-        for i, step in enumerate(self._front):
-            self._play(step, tangents, self._last[i])
-        if self.A is not None and self._outputs in tangents:
-            dz = tangents[self._outputs]
-            n = dz.shape[1]
-            u = dz.transpose(0, 1).reshape(n, len(dz), -1) @ self.A
-            tangents[self._cotangent] = u.transpose(0, 1).reshape(dz.shape)
-        for i, step in enumerate(self._back, len(self._front)):
-            self._play(step, tangents, self._last[i])
-        return [None if s is None else tangents.get(s) for s in self._results]
+    def held(self, V: list[Tensor]) -> list[int]:
+        """The bytes of tangents that are held after each step of a product."""
+        bytes_held: list[int] = []
+        self(
+            V, lambda tangents: bytes_held.append(sum(t.nbytes for t in tangents if t is not None))
+        )
+        return bytes_held
 
-    def _play(self, step: Step, tangents: dict[int, Any], last: Sequence[int]) -> None:
-        inputs = [None if s is None else tangents.get(s) for s in step.inputs]
-        if any(t is not None for t in inputs):
-            results = step.tangent(*inputs)
-            for slot, t in zip(step.outputs, _listed(results), strict=True):
-                if slot is not None and t is not None:
-                    tangents[slot] = t
-        self.peak = max(self.peak, sum(t.nbytes for t in tangents.values()))
-        for slot in last:
-            tangents.pop(slot, None)
+    @torch.no_grad()
+    def __call__(
+        self, V: list[Tensor], watch: Callable[[list[Any]], None] | None = None
+    ) -> list[Tensor | None]:
+        """The matrix times columns, (k, *shape) for each weight; None where it is zero."""
+        tangents: list[Any] = [None] * self._slots
+        for slot, v in zip(self._weights, V, strict=True):
+            tangents[slot] = v
+        for step in self._front:
+            _play(step, tangents, watch)
+        if self.A is not None and self._outputs is not None:
+            dz = tangents[self._outputs]
+            tangents[self._cotangent] = None if dz is None else _middle(self.A, dz)
+        for step in self._back:
+            _play(step, tangents, watch)
+        return [None if slot is None else tangents[slot] for slot in self._results]
+
+
+def _play(
+    step: Step, tangents: list[Any], watch: Callable[[list[Any]], None] | None = None
+) -> None:
+    inputs = [None if s is None else tangents[s] for s in step.inputs]
+    if any(t is not None for t in inputs):
+        results = step.tangent(*inputs)
+        for slot, t in zip(step.outputs, _listed(results), strict=True):
+            if slot is not None:
+                tangents[slot] = t
+    if watch is not None:
+        watch(tangents)
+    for slot in step.last:
+        tangents[slot] = None
+
+
+def _middle(A: Tensor, dz: Tensor) -> Tensor:
+    """``A dz`` with A (n, C, C) and dz (k, n, ...)."""
+    rows = dz.transpose(0, 1)
+    n, k = rows.shape[:2]
+    rows = rows.reshape(n, k, -1)
+    u = rows @ A if k > 1 else (A * rows).sum(2).unsqueeze(1)  # half the time of many small ones
+    return u.view(n, k, *dz.shape[2:]).transpose(0, 1)
 
 
 def _pruned(steps: list[Step], needed: set[int]) -> list[Step]:
@@ -185,12 +214,12 @@ def _pruned(steps: list[Step], needed: set[int]) -> list[Step]:
     return kept[::-1]
 
 
-def _last_uses(steps: list[Step], results: Sequence[int | None]) -> list[list[int]]:
-    """For each step, the slots that nothing needs behind it."""
+def _with_last_uses(steps: list[Step], results: Sequence[int | None]) -> list[Step]:
+    """The steps, each with the slots that nothing needs behind it."""
     seen = {s for s in results if s is not None}
-    last: list[list[int]] = []
+    marked = []
     for step in reversed(steps):
         slots = {s for s in (*step.inputs, *step.outputs) if s is not None}
-        last.append(sorted(slots - seen))
+        marked.append(replace(step, last=tuple(sorted(slots - seen))))
         seen |= slots
-    return last[::-1]
+    return marked[::-1]
