@@ -10,7 +10,7 @@ from torch import Tensor
 from workloads import Workload
 
 from lowland.measures.shared.balancing import balance
-from lowland.measures.shared.noise_variances import sampled_diagonal
+from lowland.problem import Problem
 
 _WITHIN = 1e-4  # of the optimum
 _CHECK, _MOST = 20, 50_000  # how often to look, and when to give up
@@ -38,6 +38,29 @@ def sharpness(samples: int) -> Callable[[Workload], Callable[[], Sharpness]]:
         return run
 
     return prepare
+
+
+def sampled_diagonal(problem: Problem, samples: int, r: float = 1e-3) -> dict[str, Tensor]:
+    """The paper's estimate of the diagonal from differences of gradients (Eq. 61), unclipped.
+
+    ``r`` is relative to the root mean square of each parameter, as in Appendix C.
+    """
+    params = problem.params
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+    step = {n: r * (float(p.double().square().mean().sqrt()) or 1.0) for n, p in params.items()}
+    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
+
+    with problem.measuring():
+        for _ in range(samples):
+            e = {
+                n: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype)
+                for n, p in params.items()
+            }
+            _, up = problem.gradient({n: p + step[n] * e[n] for n, p in params.items()})
+            _, down = problem.gradient({n: p - step[n] * e[n] for n, p in params.items()})
+            for n in params:
+                sums[n] += e[n] * (up[n] - down[n]) / (2 * step[n])
+    return {n: s / samples for n, s in sums.items()}
 
 
 def _descended(h: Tensor, w2: Tensor) -> float:

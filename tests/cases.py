@@ -154,11 +154,9 @@ CASES = {
 }
 
 
-# The same names, with those that take many seconds left to the slow tests.
-SLOW_LAST = [
-    pytest.param(name, marks=pytest.mark.slow) if name in ("transformer", "lstm") else name
-    for name in CASES
-]
+def some_fast(*fast: str) -> list[object]:
+    """The names of all cases, with those that are not named left to the slow tests."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 def dense_hessian(problem: Problem, names: list[str] | None = None) -> Tensor:

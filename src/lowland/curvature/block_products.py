@@ -85,7 +85,7 @@ _SAMPLES, _COLUMNS = 4, 2
 
 @dataclass(frozen=True)
 class Tapes:
-    """Tapes of batches. ``sample_bytes`` of a tape and ``tangent_bytes`` of a column, per sample."""
+    """Tapes of batches. A sample takes ``sample_bytes`` of one, a column ``tangent_bytes`` more."""
 
     problem: Problem
     params: dict[str, Tensor]

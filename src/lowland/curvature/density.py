@@ -54,8 +54,8 @@ class Density:
 
     @property
     def exact(self) -> bool:
-        """Whether the nodes are all the eigenvalues."""
-        return self.spectrum.exact
+        """Whether the nodes are all the eigenvalues, to rounding."""
+        return self.spectrum.exact and self.spectrum.products == "exact"
 
     @property
     def matvecs(self) -> int:
@@ -64,7 +64,7 @@ class Density:
 
     def __repr__(self) -> str:
         low, high = self.nodes.min(), self.nodes.max()
-        how = "exact" if self.exact else f"{len(self.nodes)} nodes"
+        how = self.spectrum.method if self.spectrum.exact else f"{len(self.nodes)} nodes"
         state = "" if self.converged else ", NOT converged"
         return f"Density([{low:.4g}, {high:.4g}], {how}, {self.matvecs} products{state})"
 

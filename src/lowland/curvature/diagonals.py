@@ -19,7 +19,9 @@ from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.probes import remainder_trace
+from lowland.curvature.products import DoubleBackward
 from lowland.curvature.sample_factors import Kind, check_kind, passes
+from lowland.curvature.second_derivatives import way
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.problem import Problem, differentiating
@@ -169,6 +171,10 @@ class _Plan:
         seen = [at for at in parameters(problem).values() if at.parameter in names]
         series = [at for at in seen if kind == "hessian" and at.in_series]
         curved = [at for at in seen if kind == "hessian" and at.curved and not at.in_series]
+        if (series or curved) and way(problem) is not DoubleBackward:
+            # Torch's second derivatives are not right: nothing is known apart from products.
+            seen = [at for at in seen if at not in series and at not in curved]
+            series, curved = [], []
         if sum(map(passes, curved)) <= most:
             curved = []
         partly = {at.parameter for at in (*series, *curved)}

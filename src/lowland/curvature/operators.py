@@ -14,9 +14,17 @@ from torch import Tensor
 from lowland.batches import Batch
 from lowland.curvature import block_products, products
 from lowland.curvature.block_products import BlockProduct, ColumnByColumn, Matrix, Tapes
+from lowland.curvature.jacobians import check_output_differences, jacobian_way
 from lowland.curvature.memory import graph_bytes, samples_within
+from lowland.curvature.precision import rounding
 from lowland.curvature.products import BatchProduct
-from lowland.curvature.second_derivatives import check_differences, losses_in_double, way
+from lowland.curvature.second_derivatives import (
+    check_differences,
+    check_double_backward,
+    check_loss_curvature,
+    losses_in_double,
+    way,
+)
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
@@ -47,6 +55,7 @@ class Curvature(ABC):
             for name, size, end in zip(self.params, sizes, ends, strict=True)
         }
         self._count = problem.count()
+        self.precision = rounding(self.dtype)  # of products, as a share of the matrix's norm
         with problem.measuring():
             self._build, chosen = self._choose()
             self.strategy = chosen.name
@@ -165,7 +174,8 @@ class Hessian(Curvature):
         chosen = way(self.problem)
 
         if chosen is products.FiniteDifference:
-            check_differences(self.problem, self.params)
+            error = check_differences(self.problem, self.params)
+            self.precision = max(self.precision, error)
 
         def build(batch: Batch) -> BatchProduct:
             if chosen is products.FiniteDifference:
@@ -185,11 +195,7 @@ class Remainder(Curvature):
     _matrix = block_products.REMAINDER
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
-        if way(self.problem) is not products.DoubleBackward:
-            raise InputError(
-                "this model cannot be differentiated backwards twice, so that its Hessian is not "
-                "known apart from its Gauss-Newton part"
-            )
+        check_double_backward(self.problem)
         return partial(products.Remainder, self.problem, self.params), products.Remainder
 
 
@@ -205,8 +211,13 @@ class GGN(Curvature):
     def _gauss_newton(
         self, middle: Callable[..., products.Middle]
     ) -> tuple[Callable[[Batch], BatchProduct], Any]:
-        build = partial(products.GaussNewton, self.problem, self.params, middle=middle)
-        return build, products.GaussNewton
+        if middle is products.output_hessian:
+            check_loss_curvature(self.problem)
+        chosen = jacobian_way(self.problem, middle)
+        build = partial(chosen, self.problem, self.params, middle=middle)
+        if chosen is products.OutputDifference:
+            self.precision = max(self.precision, check_output_differences(self.problem, build))
+        return build, chosen
 
 
 class Fisher(GGN):

@@ -6,6 +6,7 @@ forward (``grad(jvp(...))``): PyTorch gets it silently wrong for some normalisat
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -117,17 +118,13 @@ class FiniteDifference:
     def rounding(self, v: Direction) -> float:
         """How large a product is by the rounding of the gradients alone, at most."""
         gradient = torch.stack([g.norm() for g in self._gradient(v, 0.0)]).norm()
-        weights = self._size(list(self.params.values()))
+        weights = _size(list(self.params.values()))
         return 1e-14 * (float(gradient) + weights) / self._length(v)
 
     def _length(self, v: Direction) -> float:
         """The step along v, as a multiple of it."""
-        size = self._size(v)
-        return self.step * (1 + self._size(list(self.params.values()))) / size if size else 0.0
-
-    @staticmethod
-    def _size(tensors: Direction) -> float:
-        return float(torch.stack([t.double().norm() for t in tensors]).norm())
+        size = _size(v)
+        return self.step * (1 + _size(list(self.params.values()))) / size if size else 0.0
 
     def _gradient(self, v: Direction, h: float) -> Direction:
         moved = {
@@ -171,23 +168,100 @@ class GaussNewton:
 
     def __call__(self, v: Direction) -> Direction:
         """The matrix times v."""
+        return self.back_from(self.middle(self.along(v)))
+
+    def along(self, v: Direction) -> Tensor:
+        """J v, how the outputs change along v."""
         reached = [(b, d) for b, d in zip(self.back, v, strict=True) if b.requires_grad]
+        if not reached:
+            return torch.zeros_like(self.outputs)
         backs, directions = zip(*reached, strict=True)
-        (Jv,) = torch.autograd.grad(backs, self.dummy, directions, retain_graph=True)
+        return torch.autograd.grad(backs, self.dummy, directions, retain_graph=True)[0]
+
+    def back_from(self, u: Tensor) -> Direction:
+        """``J^T u``."""
         return torch.autograd.grad(
-            self.outputs, self.weights, self.middle(Jv), retain_graph=True, materialize_grads=True
+            self.outputs, self.weights, u, retain_graph=True, materialize_grads=True
         )
+
+
+class OutputDifference:
+    """The same where torch lacks a second derivative: J v by central differences, in float64."""
+
+    name = "differences of outputs"
+    keeps_graph = False
+
+    def __init__(
+        self,
+        problem: Problem,
+        params: dict[str, Tensor],
+        batch: Batch,
+        middle: Callable[[Problem, Batch, dict[str, Tensor]], Middle],
+        step: float = 1e-7,
+    ) -> None:
+        self.weights = [p.detach().double().requires_grad_() for p in params.values()]
+        self.step, double, constants = step, batch.map(in_double), constants_in_double(problem)
+
+        def outputs(weights: Direction) -> Middle:
+            moved = dict(zip(params, weights, strict=True))
+            return middle(problem, double, {**constants, **moved})
+
+        self._middle = outputs
+        self.outputs, self.middle = outputs(self.weights)
+        if not self.outputs.requires_grad:
+            raise InputError("the model's outputs do not depend on the chosen parameters")
+
+    def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
+        parts = self.back_from(self.middle(self.along(v)))
+        return [part.to(d) for part, d in zip(parts, v, strict=True)]
+
+    def along(self, v: Direction) -> Tensor:
+        """J v, how the outputs change along v."""
+        size = _size(v)
+        if not size:
+            return torch.zeros_like(self.outputs)
+        h = self.step * (1 + _size(self.weights)) / size
+        ends = [
+            self._middle([w.detach() + s * h * d for w, d in zip(self.weights, v, strict=True)])[0]
+            for s in (1, -1)
+        ]
+        return ((ends[0] - ends[1]) / (2 * h)).detach()
+
+    def back_from(self, u: Tensor) -> Direction:
+        """``J^T u``."""
+        return torch.autograd.grad(
+            self.outputs, self.weights, u, retain_graph=True, materialize_grads=True
+        )
+
+
+def in_double(t: Tensor) -> Tensor:
+    """A tensor of floating-point numbers in float64; others as they are."""
+    return t.double() if t.is_floating_point() else t
+
+
+def constants_in_double(problem: Problem) -> dict[str, Tensor]:
+    """All that the model holds, in float64."""
+    tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]
+    return {name: in_double(t.detach()) for name, t in tensors}
+
+
+def _size(tensors: Direction) -> float:
+    return float(torch.stack([t.detach().double().norm() for t in tensors]).norm())
 
 
 def output_hessian(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:
     """GGN: the outputs z, and products with ``d2l/dz2``."""
     z = problem.outputs(batch.inputs, leaves)
     leaf = z.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(
-        problem.loss(leaf, batch.targets).sum(), leaf, create_graph=True, materialize_grads=True
-    )
+
+    @cache
+    def slope() -> Tensor:
+        losses = problem.loss(leaf, batch.targets)
+        return torch.autograd.grad(losses.sum(), leaf, create_graph=True, materialize_grads=True)[0]
 
     def multiply(u: Tensor) -> Tensor:
+        gradient = slope()
         if not gradient.requires_grad:
             return torch.zeros_like(u)
         return torch.autograd.grad(gradient, leaf, u, retain_graph=True, materialize_grads=True)[0]
@@ -203,9 +277,12 @@ def identity(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middl
 def drawn_targets(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:
     """True Fisher: the mean of ``g g^T`` over targets that the model itself would draw."""
     z = problem.outputs(batch.inputs, leaves)
-    F = problem.loss.fisher(z.detach())  # (n, C, C)
+
+    @cache
+    def drawn() -> Tensor:
+        return problem.loss.fisher(z.detach())  # (n, C, C)
 
     def multiply(u: Tensor) -> Tensor:
-        return torch.einsum("nop,np->no", F, u.reshape(len(u), -1)).view_as(u)
+        return torch.einsum("nop,np->no", drawn(), u.reshape(len(u), -1)).view_as(u)
 
     return z, multiply

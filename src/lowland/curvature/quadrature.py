@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowland.curvature.lanczos import Columns, bordered
 from lowland.curvature.operator import Operator
-from lowland.curvature.precision import rounding
+from lowland.curvature.precision import precision
 from lowland.curvature.sketch import finite
 
 MEMORY = 2**31  # bytes of the basis
@@ -123,7 +123,7 @@ def block_lanczos(
         far = within[: max(0, before - last)]
         strays, count, last = strays + float(far.square().sum()), count + far.numel(), b
         norm = max(norm, float(torch.linalg.matrix_norm(within, 2)))
-        Q, B = _remaining(W, rounding(A.dtype) * norm)
+        Q, B = _remaining(W, precision(A) * norm)
         if not len(B) or basis.count + len(B) > n or taken >= most:
             break
         if taken >= steps:

@@ -24,6 +24,7 @@ from lowland.curvature.forward import ForwardPass, gradients, jacobian
 from lowland.curvature.layer_search import Layer, give_up, outputs_of_a_sample
 from lowland.curvature.memory import samples_within
 from lowland.curvature.precision import rounding
+from lowland.curvature.second_derivatives import check_double_backward, check_loss_curvature
 from lowland.curvature.uses import Use
 from lowland.errors import InputError
 from lowland.problem import Problem
@@ -226,6 +227,7 @@ def _of_batch(
             found[name] = Factors(at, _merged(terms[name]), A, "C backward passes")
     rest = {name: at for name, at in chosen.items() if name not in found}
     if rest:
+        check_double_backward(problem)
         losses = problem.loss(seen.outputs, batch.targets)
         found |= {name: _twice(losses, seen, at) for name, at in rest.items()}
     return found
@@ -329,6 +331,7 @@ def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     closed = problem.loss.second(z.double(), _double(targets))  # 1 - p of nearly 1 needs digits
     if closed is not None:
         return closed.to(z.dtype)
+    check_loss_curvature(problem)
     leaf = z.requires_grad_()
     return second_derivative(problem.loss(leaf, targets), leaf)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import eigsh
 from lowland.curvature.operator import Dense, Operator
-from lowland.curvature.precision import rounding
+from lowland.curvature.precision import precision
 from lowland.curvature.quadrature import Quadrature
 from lowland.curvature.sketch import BLOCK, allowed, dots, finite
 from lowland.curvature.spectrum import ALL_EIGENVALUES, Spectrum
@@ -69,6 +69,7 @@ def effective_dimension(
     A: Operator | Spectrum,
     alpha: float,
     *,
+    rank: int | None = None,
     rtol: float = 0.05,
     steps: int = 32,
     probes: int = 8,
@@ -78,6 +79,10 @@ def effective_dimension(
 
     (MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020.) A negative eigenvalue counts as zero: it
     determines no direction, and its term would have a pole at ``-alpha``.
+
+    Of a matrix of which no more than ``rank`` eigenvalues can differ from zero, as of the GGN of few
+    samples, rounding moves no others: a product with a vector of its null space is made of its
+    range all the same.
 
     >>> effective_dimension(Dense(torch.diag(torch.tensor([3.0, 1.0, -2.0]))), alpha=1.0)
     1.25 (exact, 0 products)
@@ -101,8 +106,12 @@ def effective_dimension(
         float((loose[1] * determined(loose[0] + sign * spectrum.rounding)).sum())
         for sign in (1, -1)
     )
-    if up - down > 1e-3 * found.value:
-        found = replace(found, stderr=math.hypot(found.stderr, (up - down) / math.sqrt(12)))
+    moved = up - down
+    if rank is not None and not spectrum.exact:
+        singles = int(spectrum.single.sum())
+        moved *= min(1.0, max(0, rank - singles) / max(1, spectrum.size - singles))
+    if moved > 1e-3 * found.value:
+        found = replace(found, stderr=math.hypot(found.stderr, moved / math.sqrt(12)))
     return replace(found, converged=found.stderr <= rtol * found.value)
 
 
@@ -150,7 +159,8 @@ def negative_eigenvalues(
     unsure = 0.0
     if threshold is None:
         threshold = spectrum.floor
-        unsure = 2 * threshold if torch.finfo(spectrum.dtype).eps > 1e-15 else 0.0
+        precise = spectrum.products == "exact" and torch.finfo(spectrum.dtype).eps < 1e-15
+        unsure = 0.0 if precise else 2 * threshold
     if not threshold >= 0:
         raise InputError(f"threshold must not be negative; got {threshold}")
     edge = math.nextafter(-threshold, -math.inf)
@@ -189,8 +199,11 @@ def condition_number(
     if isinstance(A, Spectrum) and A.exact:
         smallest = float(A.nodes.abs().min())
         if smallest <= A.floor:
-            return Estimate(math.inf, 0.0, A.matvecs, True, "exact: singular to rounding")
-        return Estimate(A.norm / smallest, 0.0, A.matvecs, True, "exact")
+            return Estimate(math.inf, 0.0, A.matvecs, True, f"{A.method}: singular to rounding")
+        value, error = A.norm / smallest, 0.0
+        if A.products != "exact":
+            error = (A.norm + A.rounding) / (smallest - A.rounding) - value
+        return Estimate(value, error, A.matvecs, error <= rtol * value, A.method)
     if isinstance(A, Spectrum):
         products, ends, residuals = A.matvecs, A.nodes[[0, -1]], A.residuals[[0, -1]]
     else:
@@ -202,7 +215,7 @@ def condition_number(
         ends = torch.cat([bottom.values, top.values])
         residuals = torch.cat([bottom.residuals, top.residuals])
     low, high = ends.tolist()
-    floor = rounding(A.dtype) * max(-low, high)
+    floor = A.floor if isinstance(A, Spectrum) else precision(A) * max(-low, high)
     low_error, high_error = residuals.clamp_min(floor).tolist()
     reached = bool((residuals <= (rtol / 4 * ends.abs()).clamp_min(floor)).all())
     if abs(low) <= low_error or abs(high) <= high_error:

@@ -24,6 +24,7 @@ from torch import Tensor
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.operator import Dense, Operator
+from lowland.curvature.precision import exactness, precision
 from lowland.curvature.quadrature import Quadrature, block_lanczos
 from lowland.curvature.sketch import finite
 
@@ -49,6 +50,7 @@ class Spectrum:
     matvecs: int
     dtype: torch.dtype  # of the products
     rounding: float
+    products: str  # "exact", or how they came about if they are not so to rounding
     quadrature: Quadrature | None = field(default=None, repr=False)
     matrix: Tensor | None = field(default=None, repr=False)
 
@@ -61,19 +63,24 @@ class Spectrum:
             eye = torch.eye(A.size, dtype=A.dtype, device=A.device)
             products = [A @ columns for columns in eye.split(64, 1)]
             matrix, matvecs = finite(torch.cat(products, 1)).double(), A.size
-        # entries off by e at random move eigenvalues by up to 2 e sqrt(n)
-        asymmetry = float((matrix - matrix.T).norm()) / math.sqrt(2) / A.size
+        # entries off by e at random move eigenvalues by up to 2 e sqrt(n), one column by its length
+        astray = matrix - matrix.T
+        asymmetry = float(astray.norm()) / math.sqrt(2) / A.size
+        reach = max(2 * asymmetry * math.sqrt(A.size), float(astray.norm(dim=0).max()))
         matrix = (matrix + matrix.T) / 2
         nodes = torch.linalg.eigvalsh(matrix)
         weights, residuals = torch.full_like(nodes, 1 / A.size), torch.zeros_like(nodes)
-        reach = 2 * asymmetry * math.sqrt(A.size)
-        return cls(A.size, nodes, weights, residuals, matvecs, A.dtype, reach, matrix=matrix)
+        reach = max(reach, _reach(A, nodes))
+        return cls(
+            A.size, nodes, weights, residuals, matvecs, A.dtype, reach, exactness(A), matrix=matrix
+        )
 
     @classmethod
     def sampled(cls, A: Operator, start: Tensor, steps: int, **until: Any) -> "Spectrum":
         """From a block Lanczos run; the arguments are those of ``block_lanczos``."""
         q = block_lanczos(A, start, steps, **until)
-        return cls(A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype, q.rounding, q)
+        numbers = (A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype)
+        return cls(*numbers, max(q.rounding, _reach(A, q.nodes)), exactness(A), q)
 
     @classmethod
     def of(cls, A: Operator, steps: int, probes: int, seed: int) -> "Spectrum":
@@ -96,14 +103,14 @@ class Spectrum:
 
     @property
     def floor(self) -> float:
-        """Eigenvalues of smaller magnitude may be zero but for the rounding of the products."""
+        """Eigenvalues of smaller magnitude may be zero but for the errors of the products."""
         eps = torch.finfo(self.dtype).eps
-        return (self.size if self.exact else 10) * eps * self.norm
+        return max((self.size if self.exact else 10) * eps * self.norm, self.rounding)
 
     @property
     def method(self) -> str:
         """How its numbers came about."""
-        return "exact" if self.exact else "block Lanczos quadrature"
+        return self.products if self.exact else "block Lanczos quadrature"
 
     @cached_property
     def single(self) -> Tensor:
@@ -143,8 +150,9 @@ class Spectrum:
         ``single`` make the error smaller.
         """
         values = f(self.nodes)
+        astray = self._astray(f)
         if self.quadrature is None:
-            return Estimate(float(values.sum()), 0.0, self.matvecs, True, self.method)
+            return Estimate(float(values.sum()), astray, self.matvecs, True, self.method)
         gauss, count = float(self.weights @ values), len(samples) if samples is not None else 0
         least, most = (
             float(self.sums(values, gauss if bound is None else bound)[0]) for bound in (low, high)
@@ -153,8 +161,18 @@ class Spectrum:
         if samples is not None:
             probes, known = self.quadrature.probes, float(values[self.single].sum())
             value = (probes * value + count * known + float(samples.sum())) / (probes + count)
-        stderr = math.hypot(noise, (most - least) / math.sqrt(12))
+        stderr = math.hypot(noise, (most - least) / math.sqrt(12), astray)
         return Estimate(value, stderr, self.matvecs + count, True, self.method)
+
+    def _astray(self, f: Callable[[Tensor], Tensor]) -> float:
+        """How far the errors of the products may have moved a sum of ``f(eigenvalue)``.
+
+        Half of the range, such that two standard errors hold it; 0 where they are but rounding.
+        """
+        if self.products == "exact":
+            return 0.0
+        change = f(self.nodes + self.rounding) - f(self.nodes - self.rounding)
+        return float((self.size * self.weights * change.abs()).sum()) / 2
 
     def sums(
         self, values: Tensor, integral: Tensor | float | None = None, samples: int = 0
@@ -188,6 +206,11 @@ class Spectrum:
         over = self.quadrature.below(high) if high < math.inf else (1.0, 1.0)
         number = self.total(inside, max(0.0, over[0] - under[1]), over[1] - under[0])
         return replace(number, stderr=math.hypot(number.stderr, 1.0))
+
+
+def _reach(A: Operator, nodes: Tensor) -> float:
+    """How far products of a known precision, if not rounding, may have moved an eigenvalue."""
+    return precision(A) * float(nodes.abs().max()) if exactness(A) != "exact" else 0.0
 
 
 def _noise(values: Tensor, weights: Tensor, count: int, probes: int) -> Tensor:

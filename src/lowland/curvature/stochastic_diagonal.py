@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.operator import Dense, Operator
-from lowland.curvature.precision import rounding
+from lowland.curvature.precision import exactness, precision
 from lowland.curvature.sketch import Plan, Sketch, allowed, finite, inner
 
 
@@ -67,7 +67,7 @@ def estimate_diagonal(
         if m + k:
             value = (m * mean + k * inside + fresh[0]) / (m + k)
             stderr = ((m**2 * variance + k * _variance(fresh, k)) / (m + k) ** 2).sqrt()
-        floor = rounding(A.dtype) * float(sketch.H.norm())
+        floor = precision(A) * float(sketch.H.norm())
         stderr = stderr.clamp_min(floor / math.sqrt(A.size))
         target = max(rtol * float(value.norm()), (1 + 1e-9) * floor)
         error = float(stderr.norm())
@@ -87,7 +87,11 @@ def estimate_diagonal(
     if step == "finish":
         C, AC = sketch.complement()
         value = inside + (C.double() * AC.double()).sum(1)
-        return DiagonalEstimate(value, torch.zeros_like(value), sketch.matvecs, True, "exact")
+        how = exactness(A)
+        size = math.hypot(float(sketch.H.norm()), float(AC.norm()))
+        least = 0.0 if how == "exact" else precision(A) * size
+        error = torch.full_like(value, least / math.sqrt(A.size))
+        return DiagonalEstimate(value, error, sketch.matvecs, True, how)
     used = " + ".join(name for name, count in (("XDiag", m), ("BKS", k)) if count)
     return DiagonalEstimate(value, stderr, sketch.matvecs, error <= target, used)
 

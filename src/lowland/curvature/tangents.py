@@ -1,10 +1,11 @@
 """How the tangents of an operation's results follow from those of its arguments, k at a time.
 
 A tangent of a value of shape S is a tensor (k, *S), in whatever order of memory came out: matrix
-products of samples (n, in) leave columns between samples and features, (n, k, out) in memory, so that
-the next product reads them as more rows. Each rule gets which arguments have tangents, the results
-and the arguments, and returns the function from tangents (None for an argument without) to tangents;
-or None where the results have none. An operation without a rule is done column by column.
+products of samples (n, in) leave columns between samples and features, (n, k, out) in memory, so
+that the next product reads them as more rows. Each rule gets which arguments have tangents, the
+results and the arguments, and returns the function from tangents (None for an argument without) to
+tangents; or None where the results have none. Of models with operations that have no rule, products
+are done column by column.
 """
 
 from collections.abc import Callable, Sequence

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.operator import Dense, Operator
-from lowland.curvature.precision import rounding
+from lowland.curvature.precision import exactness, precision
 from lowland.curvature.sketch import Plan, Sketch, allowed, dots, finite, inner
 
 Samples = tuple[Tensor, float, Tensor]  # leave-one-out samples, their covariance, trace in range
@@ -70,7 +70,7 @@ def estimate_trace(
     loo = LeaveOneOut(sketch)
     while True:
         value, stderr = pooled(*loo.whole(), fresh[0])
-        floor = rounding(A.dtype) * float(sketch.H.norm())
+        floor = precision(A) * float(sketch.H.norm())
         target = max(rtol * abs(value), atol, floor)
         step, count = plan.next(sketch, fresh.shape[1], stderr, target, spread(loo.whole()[0]))
         if step == "grow":
@@ -93,8 +93,9 @@ def estimate_trace(
         return Estimate(value, stderr, sketch.matvecs, done, how)
 
     if step == "finish":
-        how = "exact"
+        how = exactness(A)
         C, AC = sketch.complement()
+        floor = precision(A) * math.hypot(float(sketch.H.norm()), float(AC.norm()))
         value = float(sketch.H.trace() + dots(C, AC).sum())
         stderr = 0.0
         found = [

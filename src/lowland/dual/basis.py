@@ -46,36 +46,42 @@ class Basis:
         return self.vectors.shape[0] == self.vectors.shape[1]
 
 
+def number_listed(M: int, directions: int | None) -> int:
+    """How many directions of M weights are computed, where the caller asks for so many."""
+    return min(M, directions or (M if M <= ALL_DIRECTIONS else LEADING))
+
+
 def bases(
     problem: Problem, chosen: list[Layer], kind: Kind, directions: int | None
 ) -> dict[str, Basis]:
     """Every layer's directions, all that can share a pass over the data from one."""
-    routes = {at.name: _route(problem, at, kind, directions) for at in chosen}
-    found = {}
+    routes = {layer.name: _route(problem, layer, kind, directions) for layer in chosen}
+    by_name = {}
     dense = [name for name, route in routes.items() if route == "dense"]
     for name, H in layer_hessians(problem, dense, kind).items():
         values, vectors = torch.linalg.eigh(H)
-        found[name] = Basis(values, vectors, "all, from the exact dense block")
+        by_name[name] = Basis(values, vectors, "all, from the exact dense block")
     factored = [name for name, route in routes.items() if route == "factored"]
     for name, block in layer_operators(problem, factored, kind).items():
-        found[name] = _leading(block, directions, "the exact block in factors")
+        by_name[name] = _leading(block, directions, "the exact block in factors")
     operators = {"hessian": hessian, "ggn": ggn, "fisher": fisher}
-    for at in chosen:
-        if routes[at.name] == "products":
-            operator = operators[kind](problem, [at.parameter])
-            found[at.name] = _leading(operator, directions, "products by autograd")
+    for layer in chosen:
+        if routes[layer.name] == "products":
+            operator = operators[kind](problem, [layer.parameter])
+            by_name[layer.name] = _leading(operator, directions, "products by autograd")
     return {
-        at.name: replace(found[at.name], vectors=at.matrix(found[at.name].vectors).flatten(0, 2))
-        for at in chosen
+        layer.name: replace(
+            by_name[layer.name], vectors=layer.matrix(by_name[layer.name].vectors).flatten(0, 2)
+        )
+        for layer in chosen
     }
 
 
-def _route(problem: Problem, at: Layer, kind: Kind, directions: int | None) -> str:
-    M = at.size
-    held, used = factor_bytes(problem, at, kind)
-    fits = kind != "hessian" or passes(at) <= _PASSES
-    wanted = M if directions is None and M <= ALL_DIRECTIONS else directions or LEADING
-    if fits and wanted >= M and used <= problem.memory:
+def _route(problem: Problem, layer: Layer, kind: Kind, directions: int | None) -> str:
+    M = layer.size
+    held, used = factor_bytes(problem, layer, kind)
+    fits = kind != "hessian" or passes(layer) <= _PASSES
+    if fits and number_listed(M, directions) == M and used <= problem.memory:
         return "dense"
     if fits and held * len(problem.train) <= problem.memory:
         return "factored"
@@ -86,14 +92,14 @@ def _leading(operator: Operator, directions: int | None, by: str) -> Basis:
     """The directions of largest curvature, by magnitude."""
     k = min(directions or LEADING, operator.size)
     tol = 1e-8 if operator.dtype == torch.float64 else 1e-4
-    found = eigsh(operator, k, tol=tol, max_matvecs=40 * k + 400)
-    worst = float((found.residuals / found.values.abs()).max())
-    state = "" if found.converged else ", NOT converged"
+    pairs = eigsh(operator, k, tol=tol, max_matvecs=40 * k + 400)
+    worst = float((pairs.residuals / pairs.values.abs()).max())
+    state = "" if pairs.converged else ", NOT converged"
     route = (
-        f"the {k} leading ones by Lanczos, {found.matvecs} products with {by}, residuals up to "
+        f"the {k} leading ones by Lanczos, {pairs.matvecs} products with {by}, residuals up to "
         f"{worst:.0e} of the eigenvalue{state}"
     )
-    return Basis(found.values, found.vectors.double(), route)
+    return Basis(pairs.values, pairs.vectors.double(), route)
 
 
 def canonical(basis: Basis, null_components: Tensor, null: Tensor) -> Basis:

@@ -19,7 +19,7 @@ _COUNTS = 1 << 17
 
 
 def intervals(
-    found: Moments, shifts: Shifts, ratio: Tensor, dl: Tensor, sharp: Tensor, seed: int
+    statistics: Moments, shifts: Shifts, ratio: Tensor, dl: Tensor, sharp: Tensor, seed: int
 ) -> Intervals:
     """95 % intervals of the paired gap and of its sharp and flat part.
 
@@ -28,14 +28,14 @@ def intervals(
     of one part in the number of pairs.
 
     Args:
-        found: the moments over all pairs.
+        statistics: the moments over all pairs.
         shifts: the dual shifts.
         ratio: ``g_k = ratio_k dW_k``.
         dl: the loss changes.
         sharp: the shifts' components along the sharp directions, (K, n_sharp).
         seed: of the draws.
     """
-    product = _product_of_means(found, shifts, ratio)
+    product = _product_of_means(statistics, shifts, ratio)
     g = ratio.unsqueeze(1) * sharp
     columns = torch.cat([dl.unsqueeze(1), (g * sharp).sum(1, keepdim=True), g, sharp], 1)
     values = []
@@ -51,13 +51,15 @@ def intervals(
     return Intervals(paired_gap, sharp_part, flat_part)
 
 
-def _product_of_means(found: Moments, shifts: Shifts, ratio: Tensor) -> Callable[[Tensor], Tensor]:
+def _product_of_means(
+    statistics: Moments, shifts: Shifts, ratio: Tensor
+) -> Callable[[Tensor], Tensor]:
     """The product of the mean gradient and the mean shift of resamples (b, K) -> (b,)."""
     if len(shifts) <= _EXACT:
         inner = ratio.unsqueeze(1) * shifts.inner_products()
         return lambda share: ((share @ inner) * share).sum(1)
-    product = found.mean_g @ found.mean_w
-    influence = ratio * shifts.dot(found.mean_w) + shifts.dot(found.mean_g)
+    product = statistics.mean_g @ statistics.mean_w
+    influence = ratio * shifts.dot(statistics.mean_w) + shifts.dot(statistics.mean_g)
     return lambda share: share @ influence - product
 
 

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from lowland.curvature import (
-    layer,
-)
+from lowland.curvature import layer
 from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.fit import NoDual, fit
 from lowland.dual.pairing import Pairs, pair
@@ -44,10 +42,14 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
 
 
 def _usual(problem: Problem) -> str:
-    dense = [at for at in layers_with_dual(problem).values() if at.operation == "dense"]
+    dense = [
+        candidate
+        for candidate in layers_with_dual(problem).values()
+        if candidate.operation == "dense"
+    ]
     if not dense:
         raise InputError("the model has no dense layer that can be seen through")
-    small = [at for at in dense if at.size <= ALL_DIRECTIONS] or dense
+    small = [candidate for candidate in dense if candidate.size <= ALL_DIRECTIONS] or dense
     return small[-2].name if len(small) > 1 else small[0].name
 
 
@@ -55,13 +57,13 @@ def _useful(problem: Problem, usual: str, pairs: Pairs) -> str:
     """The usual layer or, if data goes around it, the last one that has a useful dual."""
     every = layers_with_dual(problem)
     for name in (usual, *(other for other in reversed(every) if other != usual)):
-        at = every[name]
-        if held_bytes(at, len(pairs)) > problem.memory:
+        candidate = every[name]
+        if held_bytes(candidate, len(pairs)) > problem.memory:
             if name == usual:
                 return usual  # which the decomposition will refuse, with what it needs
             continue
         try:
-            if fit(dual_shifts(problem, [at], pairs), name, pairs).trusted:
+            if fit(dual_shifts(problem, [candidate], pairs), name, pairs).trusted:
                 return name
         except NoDual:
             continue

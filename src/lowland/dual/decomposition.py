@@ -14,17 +14,14 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, SupportsIndex, get_args, overload
+from typing import Literal, SupportsIndex, TypedDict, Unpack, get_args, overload
 
 import torch
 from torch import Tensor
 
-from lowland.curvature import (
-    Kind,
-    Layer,
-    layer,
-)
-from lowland.dual.basis import ALL_DIRECTIONS, LEADING, Basis, bases, canonical, null_directions
+from lowland.curvature import Kind, Layer
+from lowland.curvature import layer as layer_named
+from lowland.dual.basis import Basis, bases, canonical, null_directions, number_listed
 from lowland.dual.bootstrap import intervals
 from lowland.dual.expansion import expansion
 from lowland.dual.fit import NoDual, fit
@@ -58,37 +55,26 @@ Rule = Literal["share", "drop", "variance"]
 _RULES = "'share', 'drop' or 'variance'"
 
 
+class _Options(TypedDict, total=False):
+    """The keywords of :func:`duality`, for its two signatures."""
+
+    n_sharp: int | Rule
+    basis: Kind
+    directions: int | None
+    pairs: Pairs | None
+    gauge: Gauge
+    cut: float | None
+    leading_order: bool
+    widths: bool | int
+    seed: int
+    progress: Callable[[str], None]
+
+
+@overload
+def duality(problem: Problem, name: str, **options: Unpack[_Options]) -> Decomposition: ...
 @overload
 def duality(
-    problem: Problem,
-    name: str,
-    *,
-    n_sharp: int | Rule = ...,
-    basis: Kind = ...,
-    directions: int | None = ...,
-    pairs: Pairs | None = ...,
-    gauge: Gauge = ...,
-    cut: float | None = ...,
-    leading_order: bool = ...,
-    widths: bool | int = ...,
-    seed: int = ...,
-    progress: Callable[[str], None] = ...,
-) -> Decomposition: ...
-@overload
-def duality(
-    problem: Problem,
-    name: list[str] | None = None,
-    *,
-    n_sharp: int | Rule = ...,
-    basis: Kind = ...,
-    directions: int | None = ...,
-    pairs: Pairs | None = ...,
-    gauge: Gauge = ...,
-    cut: float | None = ...,
-    leading_order: bool = ...,
-    widths: bool | int = ...,
-    seed: int = ...,
-    progress: Callable[[str], None] = ...,
+    problem: Problem, name: list[str] | None = None, **options: Unpack[_Options]
 ) -> Decompositions: ...
 @differentiating()
 def duality(
@@ -138,36 +124,39 @@ def duality(
         n_sharp = operator.index(n_sharp)  # NumPy's and PyTorch's whole numbers
     if widths is not True and widths < 0:
         raise InputError(f"widths is True or a number of directions; got {widths}")
-    chosen, skipped = _chosen(problem, name)
-    for at in chosen:
-        _check_n_sharp(n_sharp, at, directions)
+    chosen = _chosen(problem, name)
+    for layer in chosen:
+        _check_n_sharp(n_sharp, layer, directions)
     pairs = pair(problem) if pairs is None else pairs
     gap = float(problem.losses("test").double().mean() - problem.losses("train").double().mean())
     if gauge == "balanced":
         problem = balanced(problem)
-        chosen = [layer(problem, at.name) for at in chosen]
+        chosen = [layer_named(problem, layer.name) for layer in chosen]
 
     asked = _Asked(n_sharp, basis, gauge, leading_order, widths, seed, progress)
-    found: dict[str, Decomposition] = {}
+    decompositions: dict[str, Decomposition] = {}
+    skipped: dict[str, str] = {}
     for group in _groups(problem, chosen, len(pairs), directions):
         progress(f"duality of {_listed(group)}: dual weights")
         paired = dual_shifts(problem, group, pairs, cut)
         progress(f"duality of {_listed(group)}: directions")
-        known = bases(problem, group, basis, directions)
-        for at in group:
+        directions_of = bases(problem, group, basis, directions)
+        for layer in group:
             try:
-                found[at.name] = _decomposed(problem, at, asked, pairs, gap, paired, known[at.name])
+                decompositions[layer.name] = _decomposed(
+                    problem, layer, asked, pairs, gap, paired, directions_of[layer.name]
+                )
             except NoDual as error:
                 if isinstance(name, str):
                     raise
-                skipped[at.name] = str(error)
+                skipped[layer.name] = str(error)
     if isinstance(name, str):
-        return found[chosen[0].name]
-    if not found:
+        return decompositions[chosen[0].name]
+    if not decompositions:
         raise InputError(
             f"no layer has a dual: {'; '.join(skipped.values()) or 'the model has none'}"
         )
-    return Decompositions(found, skipped)
+    return Decompositions(decompositions, skipped)
 
 
 @dataclass(frozen=True)
@@ -185,56 +174,60 @@ class _Asked:
 
 def _decomposed(
     problem: Problem,
-    at: Layer,
+    layer: Layer,
     asked: _Asked,
     pairs: Pairs,
     gap: float,
     paired: Paired,
-    known: Basis,
+    basis: Basis,
 ) -> Decomposition:
     began = time.perf_counter()
-    fitted = fit(paired, at.name, pairs)
-    every = paired.shifts[at.name]
+    fitted = fit(paired, layer.name, pairs)
+    every = paired.shifts[layer.name]
     kept = every.size > 0
     shifts, dl = every.where(kept), paired.dl[kept]
     ratio = dl / shifts.size  # g_k = ratio_k dW_k, Eq. 7
-    if known.complete:
-        null = null_directions(known, problem.dtype)
+    if basis.complete:
+        null = null_directions(basis, problem.dtype)
         if int(null.sum()) > 1:
-            along = shifts.components(known.vectors[:, null]) * ratio.unsqueeze(1)
-            known = canonical(known, along, null)
-    found = moments(shifts, ratio, known.vectors)
-    order = found.sigma_g.argsort(descending=True)
-    n = _n_sharp(asked.n_sharp, at.size, found.sigma_g[order], found.total_g)
+            along = shifts.components(basis.vectors[:, null]) * ratio.unsqueeze(1)
+            basis = canonical(basis, along, null)
+    statistics = moments(shifts, ratio, basis.vectors)
+    order = statistics.sigma_g.argsort(descending=True)
+    n = _n_sharp(asked.n_sharp, layer.size, statistics.sigma_g[order], statistics.total_g)
     if n > len(order):
         raise InputError(
-            f"n_sharp is {n}, but only {len(order)} directions of layer {at.name!r} were computed; "
-            "pass a smaller n_sharp, or directions= with more"
+            f"n_sharp is {n}, but only {len(order)} directions of layer {layer.name!r} were "
+            "computed; pass a smaller n_sharp, or directions= with more"
         )
-    vectors = known.vectors[:, order]
-    listed = found.contribution[order]
+    vectors = basis.vectors[:, order]
+    listed = statistics.contribution[order]
     sharp = float(listed[:n].sum())
     # Basis-free: what the listed directions add up to if they are all there are.
-    mean_term = float(found.mean_g @ found.mean_w)
-    eq11 = float(listed.sum()) if known.complete else float(dl.mean()) - mean_term
-    eq9 = eq11 + (float((found.mu_g * found.mu_w).sum()) if known.complete else mean_term)
+    mean_term = float(statistics.mean_g @ statistics.mean_w)
+    eq11 = float(listed.sum()) if basis.complete else float(dl.mean()) - mean_term
+    eq9 = eq11 + (float((statistics.mu_g * statistics.mu_w).sum()) if basis.complete else mean_term)
     k = max(n, min(len(order), _KEPT // len(dl)))
-    if found.components is not None:
-        components = found.components[:, order[:k]]
+    if statistics.components is not None:
+        components = statistics.components[:, order[:k]]
     else:
         components = shifts.components(vectors[:, :k])
 
     approximations = widths = None
     if asked.leading_order:
-        asked.progress(f"layer {at.name!r}: leading-order approximations")
+        asked.progress(f"layer {layer.name!r}: leading-order approximations")
         places = (side[kept.cpu()] for side in (pairs.train, pairs.test))
         expanded = expansion(problem, shifts, vectors, *places)
         approximations = Approximations(**{k: v.cpu().numpy() for k, v in expanded.items()})
     if asked.widths:
         ranks = _spread(len(order), asked.widths)
-        asked.progress(f"layer {at.name!r}: flatness of {len(ranks):,} directions")
-        widths = _widths(problem, at, vectors, known.values[order], ranks)
-    arrays = {**found.directions(), "eigenvalue": known.values, "contribution": found.contribution}
+        asked.progress(f"layer {layer.name!r}: flatness of {len(ranks):,} directions")
+        widths = _widths(problem, layer, vectors, basis.values[order], ranks)
+    arrays = {
+        **statistics.directions(),
+        "eigenvalue": basis.values,
+        "contribution": statistics.contribution,
+    }
     return Decomposition(
         totals=Totals(
             gap=gap,
@@ -245,12 +238,12 @@ def _decomposed(
             eq11=eq11,
             sharp=sharp,
             flat=eq11 - sharp,
-            intervals=intervals(found, shifts, ratio, dl, components[:, :n], asked.seed),
-            weight_norm=float(problem.params[at.parameter].double().norm()),
-            total_w=float(found.sigma_w.square().sum()),
-            total_w_data=found.total_w,
-            total_g=found.total_g,
-            unseen_sigma_g=0.0 if known.complete else unseen_sigma_g(shifts, ratio, vectors),
+            intervals=intervals(statistics, shifts, ratio, dl, components[:, :n], asked.seed),
+            weight_norm=float(problem.params[layer.parameter].double().norm()),
+            total_w=float(statistics.sigma_w.square().sum()),
+            total_w_data=statistics.total_w,
+            total_g=statistics.total_g,
+            unseen_sigma_g=0.0 if basis.complete else unseen_sigma_g(shifts, ratio, vectors),
         ),
         fit=fitted,
         per_direction=Directions(**{k: v[order].cpu().numpy() for k, v in arrays.items()}),
@@ -264,23 +257,25 @@ def _decomposed(
         approximations=approximations,
         widths=widths,
         setting=Setting(
-            layer=at.name,
+            layer=layer.name,
             basis=asked.basis,
             gauge=asked.gauge,
             pairing=pairs.rule,
             n_sharp=n,
             n_sharp_rule=asked.n_sharp if isinstance(asked.n_sharp, str) else "number",
-            directions=at.size,
-            route=known.route,
+            directions=layer.size,
+            route=basis.route,
             cut=shifts.cut,
             seconds=time.perf_counter() - began,
         ),
     )
 
 
-def _widths(problem: Problem, at: Layer, vectors: Tensor, values: Tensor, ranks: Tensor) -> Widths:
+def _widths(
+    problem: Problem, layer: Layer, vectors: Tensor, values: Tensor, ranks: Tensor
+) -> Widths:
     """The widths along the directions of these ranks, NaN along the others."""
-    computed = flatness(problem, at, vectors[:, ranks], values[ranks])
+    computed = flatness(problem, layer, vectors[:, ranks], values[ranks])
     spread = {name: torch.full_like(values, torch.nan) for name in computed}
     for name, width in computed.items():
         spread[name][ranks] = width
@@ -294,8 +289,8 @@ def _spread(n: int, count: bool | int) -> Tensor:
     return torch.logspace(0, math.log10(n), count, dtype=torch.float64).round().long().unique() - 1
 
 
-def _chosen(problem: Problem, name: str | list[str] | None) -> tuple[list[Layer], dict[str, str]]:
-    """The layers, and those left out when all were asked for."""
+def _chosen(problem: Problem, name: str | list[str] | None) -> list[Layer]:
+    """The named layers, or all that have a dual; an error if there is none."""
     if name is None:
         every = list(layers_with_dual(problem).values())
         if not every:
@@ -303,27 +298,27 @@ def _chosen(problem: Problem, name: str | list[str] | None) -> tuple[list[Layer]
                 "the model has no dense or convolutional layer that can be seen through, so no "
                 "layer has a dual"
             )
-        return every, {}
+        return every
     if not isinstance(name, str) and not name:
         raise InputError("no layer is named; pass None for every layer that has a dual")
     chosen = []
-    for one in [name] if isinstance(name, str) else dict.fromkeys(name):
-        at = layer(problem, one)
-        if at.name not in layers_with_dual(problem):
-            why = "used in series" if at.in_series else f"a {at.operation}"
+    for layer_name in [name] if isinstance(name, str) else dict.fromkeys(name):
+        layer = layer_named(problem, layer_name)
+        if layer.name not in layers_with_dual(problem):
+            why = "used in series" if layer.in_series else f"a {layer.operation}"
             raise InputError(
-                f"layer {one!r} is {why}; the duality is of dense and convolutional layers: "
+                f"layer {layer_name!r} is {why}; the duality is of dense and convolutional layers: "
                 f"{', '.join(map(repr, layers_with_dual(problem)))}"
             )
-        chosen.append(at)
-    return chosen, {}
+        chosen.append(layer)
+    return chosen
 
 
-def _check_n_sharp(n_sharp: int | Rule, at: Layer, directions: int | None) -> None:
-    M = at.size
+def _check_n_sharp(n_sharp: int | Rule, layer: Layer, directions: int | None) -> None:
+    M = layer.size
     if directions is not None and directions < 1:
         raise InputError(f"directions must be at least 1; got {directions}")
-    listed = min(M, directions or (M if M <= ALL_DIRECTIONS else LEADING))
+    listed = number_listed(M, directions)
     if isinstance(n_sharp, str):
         if n_sharp not in get_args(Rule):
             raise InputError(f"n_sharp is a number, {_RULES}; got {n_sharp!r}")
@@ -355,13 +350,13 @@ def _groups(
     """The layers in as few groups as the memory budget allows, in order."""
     group: list[Layer] = []
     held = 0
-    for at in chosen:
-        M = at.size
-        listed = min(M, directions or (M if M <= ALL_DIRECTIONS else LEADING))
-        need = held_bytes(at, pairs) + 8 * M * listed * 3
+    for layer in chosen:
+        M = layer.size
+        listed = number_listed(M, directions)
+        need = held_bytes(layer, pairs) + 8 * M * listed * 3
         if need > problem.memory:
             raise InputError(
-                f"layer {at.name!r} needs {need / 2**20:,.0f} MiB for its {pairs:,} dual shifts "
+                f"layer {layer.name!r} needs {need / 2**20:,.0f} MiB for its {pairs:,} dual shifts "
                 f"and {listed:,} directions, but the memory budget is "
                 f"{problem.memory / 2**20:,.0f} MiB; pass Problem(memory=...) with more, "
                 "fewer directions or fewer test samples"
@@ -369,11 +364,11 @@ def _groups(
         if group and held + need > problem.memory:
             yield group
             group, held = [], 0
-        group.append(at)
+        group.append(layer)
         held += need
     yield group
 
 
 def _listed(group: list[Layer]) -> str:
-    names = ", ".join(repr(at.name) for at in group[:3])
+    names = ", ".join(repr(layer.name) for layer in group[:3])
     return f"layer {names}" if len(group) == 1 else f"layers {names}{', ...' * (len(group) > 3)}"

@@ -38,25 +38,25 @@ def expansion(
         train: the training sample of each pair, (K,).
         test: its test sample, (K,).
     """
-    at = shifts.layer
+    layer = shifts.layer
     sums = torch.zeros(4, E.shape[1], dtype=torch.float64, device=E.device)
     size = max(1, min(problem.train.batch_size, _GRADIENTS // len(E)))
     w = shifts.components(E)  # (K, n)
     for old, new, steps in zip(train.split(size), test.split(size), w.split(size), strict=True):
         targets = problem.data("test").take(new).targets
         batch = problem.place(Batch(problem.train.take(old).inputs, targets))
-        sums += _of_chunk(problem, at, batch, steps, E)
+        sums += _of_chunk(problem, layer, batch, steps, E)
     finite, alone, linear, square = sums / len(shifts)
     return {"finite": finite, "alone": alone, "linear": linear, "gradient_square": square}
 
 
-def _of_chunk(problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor) -> Tensor:
+def _of_chunk(problem: Problem, layer: Layer, batch: Batch, w: Tensor, E: Tensor) -> Tensor:
     with problem.measuring():
-        gradients = sample_gradients(problem, batch, at).double()  # (k, M)
-        gradient = at.matrix(gradients.T).flatten(0, 2).T @ E  # (k, n)
+        gradients = sample_gradients(problem, batch, layer).double()  # (k, M)
+        gradient = layer.matrix(gradients.T).flatten(0, 2).T @ E  # (k, n)
         with torch.no_grad():
             losses = problem.batch_losses(batch).double()
-            finite, alone = _losses_along(problem, at, batch, w, E)
+            finite, alone = _losses_along(problem, layer, batch, w, E)
     before = torch.cat([losses.unsqueeze(0), finite[:-1]])
     return torch.stack(
         [
@@ -69,25 +69,25 @@ def _of_chunk(problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor) -
 
 
 def _losses_along(
-    problem: Problem, at: Layer, batch: Batch, w: Tensor, E: Tensor
+    problem: Problem, layer: Layer, batch: Batch, w: Tensor, E: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The losses (n, k) after the first n steps together, and after step n alone."""
     with torch.enable_grad():
-        seen = ForwardPass(problem, batch, [at.parameter])
-    if seen.opaque or at.uses > 1:
-        raise InputError(f"layer {at.name!r} is used more than once, or not seen through")
-    x = seen.inputs(at.parameter)[0].double()  # (k, T, G, in)
+        seen = ForwardPass(problem, batch, [layer.parameter])
+    if seen.opaque or layer.uses > 1:
+        raise InputError(f"layer {layer.name!r} is used more than once, or not seen through")
+    x = seen.inputs(layer.parameter)[0].double()  # (k, T, G, in)
     finite: list[Tensor] = []
     alone: list[Tensor] = []
     walked = torch.zeros((), dtype=torch.float64, device=x.device)
-    block = max(1, _OUTPUTS // (at.outputs * len(x)))
+    block = max(1, _OUTPUTS // (layer.outputs * len(x)))
     for part, steps in zip(E.split(block, dim=1), w.split(block, dim=1), strict=True):
-        directions = part.T.unflatten(1, at.shape)  # (b, G, out, in)
+        directions = part.T.unflatten(1, layer.shape)  # (b, G, out, in)
         answers = torch.einsum("bgoi,ktgi->bktgo", directions, x)
         each = answers * steps.T.reshape(-1, len(x), 1, 1, 1)
         together = walked + each.cumsum(0)
         walked = together[-1]
         for changes, losses in ((together, finite), (each, alone)):
-            moves = seen.as_outputs(at.parameter, 0, changes).to(problem.dtype)
-            losses.append(losses_with_changes(problem, at, batch, moves).double())
+            moves = seen.as_outputs(layer.parameter, 0, changes).to(problem.dtype)
+            losses.append(losses_with_changes(problem, layer, batch, moves).double())
     return torch.cat(finite), torch.cat(alone)

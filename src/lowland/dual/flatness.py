@@ -25,7 +25,7 @@ _STEPS = 40
 _ACCURACY = 1e-3
 
 
-def flatness(problem: Problem, at: Layer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
+def flatness(problem: Problem, layer: Layer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
     """The widths (n,) along the columns of E, by definition; infinite where the loss never grows.
 
     A loss of 0 has no factor, and so no widths: NaN.
@@ -38,9 +38,9 @@ def flatness(problem: Problem, at: Layer, E: Tensor, curvature: Tensor) -> dict[
     if loss <= 0:
         return {name: torch.full_like(curvature, torch.nan) for name in FACTORS}
     parts = []
-    block = max(1, min(64, _OUTPUTS // (len(problem.train) * at.outputs)))
+    block = max(1, min(64, _OUTPUTS // (len(problem.train) * layer.outputs)))
     for some, H in zip(E.split(block, dim=1), curvature.split(block), strict=True):
-        line = _Line(problem, at, some, loss)
+        line = _Line(problem, layer, some, loss)
         sides = [
             {name: line.crossing(sign, factor, H) for name, factor in FACTORS.items()}
             for sign in (1.0, -1.0)
@@ -52,20 +52,20 @@ def flatness(problem: Problem, at: Layer, E: Tensor, curvature: Tensor) -> dict[
 class _Line:
     """The training loss along several directions at once."""
 
-    def __init__(self, problem: Problem, at: Layer, E: Tensor, loss: float) -> None:
-        self.problem, self.at, self.loss = problem, at, loss
+    def __init__(self, problem: Problem, layer: Layer, E: Tensor, loss: float) -> None:
+        self.problem, self.layer, self.loss = problem, layer, loss
         self.directions = E.T  # (b, M)
-        self.centre = at.matrix(problem.params[at.parameter].double().flatten()).flatten()
+        self.centre = layer.matrix(problem.params[layer.parameter].double().flatten()).flatten()
         self.far = _FAR * float(self.centre.norm())
 
     def growth(self, t: Tensor) -> Tensor:
         """``L(w + t_b e_b) / L(w)`` for each direction, (b,)."""
         weights = self.centre + t.unsqueeze(1) * self.directions
-        moved = shaped(self.problem, self.at, weights)
+        moved = shaped(self.problem, self.layer, weights)
         sums = torch.zeros_like(t)
         with self.problem.measuring(), torch.no_grad():
             for batch in self.problem.batches("train"):
-                losses = losses_at_each(self.problem, self.at.parameter, batch, moved)
+                losses = losses_at_each(self.problem, self.layer.parameter, batch, moved)
                 sums += losses.double().sum(1)
         return (sums / len(self.problem.train) / self.loss).nan_to_num(nan=math.inf)
 
@@ -96,13 +96,13 @@ class _Line:
 
 def _between(low: Tensor, high: Tensor, grown_low: Tensor, grown: Tensor, factor: float) -> Tensor:
     """Where a power law through both ends would cross, kept off the ends of the bracket."""
-    known = (low > 0) & (grown_low > 1) & grown.isfinite()
+    usable = (low > 0) & (grown_low > 1) & grown.isfinite()
     rise = (grown.clamp_min(1 + 1e-12) - 1).log()
-    rise_low = torch.where(known, (grown_low - 1).clamp_min(1e-12).log(), rise - 2)
-    ratio = torch.where(known, high / low.clamp_min(1e-300), 4.0).log()
+    rise_low = torch.where(usable, (grown_low - 1).clamp_min(1e-12).log(), rise - 2)
+    ratio = torch.where(usable, high / low.clamp_min(1e-300), 4.0).log()
     share = ((math.log(factor - 1) - rise_low) / (rise - rise_low)).clamp(0.05, 0.95)
     guess = high * (ratio * (share - 1)).exp()
-    guess = torch.where(known, guess, (low + high) / 2)
+    guess = torch.where(usable, guess, (low + high) / 2)
     # A point just beside the guess on the far side closes the bracket from both ends.
     margin = 0.02 * (high - low)
     return guess.clamp(low + margin, high - margin)

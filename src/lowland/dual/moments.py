@@ -110,5 +110,5 @@ class _GradientCovariance:
 
 def unseen_sigma_g(shifts: Shifts, ratio: Tensor, listed: Tensor) -> float:
     """The largest ``sigma_g`` that any direction orthogonal to the ``listed`` ones can have."""
-    found = eigsh(_GradientCovariance(shifts, ratio, listed), 1, which="largest", tol=1e-3)
-    return float((found.values[0] + found.residuals[0]).clamp_min(0).sqrt())
+    sharpest = eigsh(_GradientCovariance(shifts, ratio, listed), 1, which="largest", tol=1e-3)
+    return float((sharpest.values[0] + sharpest.residuals[0]).clamp_min(0).sqrt())

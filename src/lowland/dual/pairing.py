@@ -104,18 +104,18 @@ def pair(
                 digests[other][there],
             )
             partner[here] = there[nearest]
-    found = (partner >= 0).nonzero()[:, 0]
-    if not len(found):
+    paired = (partner >= 0).nonzero()[:, 0]
+    if not len(paired):
         raise InputError(
             f"no {each} sample has a partner: the labels of train and test have none in common"
         )
-    sides = {each: found, other: partner[found]}
+    sides = {each: paired, other: partner[paired]}
     rule = (
         f"for each {each} sample the nearest {other} sample"
         + (" of the same label" if same_label else "")
         + (" in input space" if space is None else f" by what layer {space!r} sees")
     )
-    return Pairs(sides["train"], sides["test"], len(partner) - len(found), rule)
+    return Pairs(sides["train"], sides["test"], len(partner) - len(paired), rule)
 
 
 def _nearest(queries: Tensor, candidates: Tensor, marks: Tensor, digests: Tensor) -> Tensor:
@@ -177,14 +177,14 @@ def _digests(problem: Problem, split: Split) -> Tensor:
 def _features(problem: Problem, split: Split, space: str | None) -> Tensor:
     """What distances are measured between, (N, features)."""
     if space is not None:
-        at = layer(problem, space)
+        seeing = layer(problem, space)
         seen = []
         with problem.measuring():
             for batch in problem.batches(split):
-                forward = ForwardPass(problem, batch, [at.parameter])
+                forward = ForwardPass(problem, batch, [seeing.parameter])
                 if forward.opaque:
-                    raise InputError(f"layer {space!r} {forward.opaque[at.parameter]}")
-                inputs = torch.cat(forward.inputs(at.parameter), 1)
+                    raise InputError(f"layer {space!r} {forward.opaque[seeing.parameter]}")
+                inputs = torch.cat(forward.inputs(seeing.parameter), 1)
                 seen.append(inputs.flatten(1).cpu())
         return torch.cat(seen)
     inputs = problem.data(split).take(slice(None)).inputs

@@ -40,19 +40,19 @@ def losses_at_each(problem: Problem, name: str, batch: Batch, weights: Tensor) -
         return torch.stack([_losses(problem, name, batch, weight) for weight in weights])
 
 
-def losses_with_changes(problem: Problem, at: Layer, batch: Batch, changes: Tensor) -> Tensor:
+def losses_with_changes(problem: Problem, layer: Layer, batch: Batch, changes: Tensor) -> Tensor:
     """The losses when each of b changes is added to a layer's outputs: (b, *outputs) to (b, k)."""
 
     def losses(change: Tensor) -> Tensor:
-        changed = _Changed(problem.params[at.parameter], change)
+        changed = _Changed(problem.params[layer.parameter], change)
         with changed:
-            found = _losses(problem, at.parameter, batch, changed.parameter)
+            losses_changed = _losses(problem, layer.parameter, batch, changed.parameter)
         if changed.calls != 1:
             raise InputError(
-                f"layer {at.name!r} is not computed by one call of torch (dense layer, "
+                f"layer {layer.name!r} is not computed by one call of torch (dense layer, "
                 "convolution, matrix product), so nothing can be added to its outputs"
             )
-        return found
+        return losses_changed
 
     try:
         return torch.func.vmap(losses)(changes)
@@ -89,8 +89,8 @@ def _losses(problem: Problem, name: str, batch: Batch, weight: Tensor) -> Tensor
     return problem.batch_losses(batch, {name: weight})
 
 
-def shaped(problem: Problem, at: Layer, matrices: Tensor) -> Tensor:
+def shaped(problem: Problem, layer: Layer, matrices: Tensor) -> Tensor:
     """Vectors (..., M) in the order of the layer's matrices, as weights that the model takes."""
-    weight = problem.params[at.parameter]
-    flat = at.flat(matrices.movedim(-1, 0).unflatten(0, at.shape)).movedim(0, -1)
+    weight = problem.params[layer.parameter]
+    flat = layer.flat(matrices.movedim(-1, 0).unflatten(0, layer.shape)).movedim(0, -1)
     return flat.unflatten(-1, weight.shape).to(weight.dtype)

@@ -126,13 +126,13 @@ class Shifts:
 
 def layers_with_dual(problem: Problem) -> dict[str, Layer]:
     """The layers that act on a sample as one matrix, whose outcome does not come back to it."""
-    return {name: at for name, at in matrices(problem).items() if not at.in_series}
+    return {name: layer for name, layer in matrices(problem).items() if not layer.in_series}
 
 
-def held_bytes(at: Layer, pairs: int) -> int:
+def held_bytes(layer: Layer, pairs: int) -> int:
     """What :class:`Shifts` of this layer takes."""
-    groups, out, inputs = at.shape
-    rank = min(at.positions, inputs)
+    groups, out, inputs = layer.shape
+    rank = min(layer.positions, inputs)
     return 8 * pairs * groups * min(rank * (out + inputs), out * inputs)
 
 
@@ -169,10 +169,10 @@ def dual_shifts(
     """
     if cut is not None and not 0 <= cut < 1:
         raise InputError(f"cut is a share of the largest singular value, from 0 to 1; got {cut}")
-    parts: dict[str, list[Shifts]] = {at.name: [] for at in chosen}
+    parts: dict[str, list[Shifts]] = {layer.name: [] for layer in chosen}
     train_loss, test_loss, target_loss = [], [], []
     with problem.measuring():
-        size = samples_within(problem, max(_bytes(at) for at in chosen))
+        size = samples_within(problem, max(_bytes(layer) for layer in chosen))
         for train, test in zip(pairs.train.split(size), pairs.test.split(size), strict=True):
             old, new = (
                 problem.place(problem.data(split).take(places))
@@ -184,12 +184,12 @@ def dual_shifts(
                 train_loss.append(problem.loss(outputs, old.targets))
                 target_loss.append(problem.loss(outputs, new.targets))
                 test_loss.append(problem.loss(new_outputs, new.targets))
-                for at in chosen:
-                    x, x_new = before[at.name].double(), after[at.name].double()
+                for layer in chosen:
+                    x, x_new = before[layer.name].double(), after[layer.name].double()
                     asked = Batch(old.inputs, new.targets)
-                    parts[at.name].append(_of_chunk(problem, at, asked, x, x_new, cut))
+                    parts[layer.name].append(_of_chunk(problem, layer, asked, x, x_new, cut))
     return Paired(
-        {name: _joined(found) for name, found in parts.items()},
+        {name: _joined(chunks) for name, chunks in parts.items()},
         torch.cat(train_loss).double(),
         torch.cat(test_loss).double(),
         torch.cat(target_loss).double(),
@@ -198,26 +198,26 @@ def dual_shifts(
 
 def _seen(problem: Problem, batch: Batch, chosen: list[Layer]) -> tuple[dict[str, Tensor], Tensor]:
     """What multiplies each layer's matrix, (k, T, G, in), and the model's outputs."""
-    seen = ForwardPass(problem, batch, [at.parameter for at in chosen])
-    for at in chosen:
-        if at.parameter in seen.opaque:
-            raise InputError(f"layer {at.name!r} {seen.opaque[at.parameter]}")
-    inputs = {at.name: torch.cat(seen.inputs(at.parameter), 1) for at in chosen}
+    seen = ForwardPass(problem, batch, [layer.parameter for layer in chosen])
+    for layer in chosen:
+        if layer.parameter in seen.opaque:
+            raise InputError(f"layer {layer.name!r} {seen.opaque[layer.parameter]}")
+    inputs = {layer.name: torch.cat(seen.inputs(layer.parameter), 1) for layer in chosen}
     return inputs, seen.outputs.detach()
 
 
 def _of_chunk(
     problem: Problem,
-    at: Layer,
+    layer: Layer,
     old: Batch,
     x: Tensor,
     x_new: Tensor,
     cut: float | None,
 ) -> Shifts:
-    _, out, inputs = at.shape
+    _, out, inputs = layer.shape
     T = x.shape[1]
     X = x.permute(0, 2, 1, 3)  # (k, G, T, in): positions as rows from here on
-    W = at.matrix(problem.params[at.parameter].double().flatten())
+    W = layer.matrix(problem.params[layer.parameter].double().flatten())
     target = torch.einsum("kgti,goi->kgto", x_new.permute(0, 2, 1, 3) - X, W)  # W dX
     cut = _default_cut(problem.dtype, max(T, inputs)) if cut is None else cut
     narrow = inputs >= T  # then the Gram matrix of the positions, else that of the inputs
@@ -240,9 +240,9 @@ def _of_chunk(
     change = target.square().sum((1, 2, 3)).sqrt()
     miss = (reached - target).square().sum((1, 2, 3)).sqrt()
     dW = left if right is None else left @ right  # (k, G, out, in)
-    moved = shaped(problem, at, (W + dW).flatten(1))
+    moved = shaped(problem, layer, (W + dW).flatten(1))
     return Shifts(
-        layer=at,
+        layer=layer,
         left=left,
         right=right,
         size=size,
@@ -250,7 +250,7 @@ def _of_chunk(
         rank=used.sum(-1).amin(1),
         positions=T,
         cut=cut,
-        dual_loss=losses_at_own(problem, at.parameter, old, moved).double(),
+        dual_loss=losses_at_own(problem, layer.parameter, old, moved).double(),
         dead=(x == 0).flatten(1).all(1),
         same=(x == x_new).flatten(1).all(1),
     )
@@ -274,9 +274,9 @@ def _joined(parts: list[Shifts]) -> Shifts:
     return Shifts(**{**first, **rows})
 
 
-def _bytes(at: Layer) -> int:
+def _bytes(layer: Layer) -> int:
     """What one pair takes while its shifts are computed."""
-    groups, out, inputs = at.shape
-    T, small = at.positions, min(at.positions, inputs)
+    groups, out, inputs = layer.shape
+    T, small = layer.positions, min(layer.positions, inputs)
     numbers = 4 * T * inputs + 4 * T * out + 3 * small**2 + 4 * out * inputs
     return 8 * groups * numbers

@@ -5,7 +5,7 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.spectrum import ggn_spectrum, value_of
+from lowland.measures.shared.spectrum import ggn_rank, ggn_spectrum, value_of
 from lowland.problem import Problem
 
 
@@ -22,7 +22,7 @@ from lowland.problem import Problem
 def effective_dimension(problem: Problem) -> Value:
     """By block Lanczos quadrature, or from all eigenvalues of a small network."""
     spectrum = ggn_spectrum(problem)
-    dimension = dimension_of(spectrum, alpha=1 / problem.count())
+    dimension = dimension_of(spectrum, alpha=1 / problem.count(), rank=ggn_rank(problem))
     if not dimension.stderr <= 0.25 * dimension.value:
         raise InputError(f"the quadrature leaves it open: {dimension!r}")
     return value_of(dimension, spectrum)

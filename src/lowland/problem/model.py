@@ -36,6 +36,13 @@ def wider(model: nn.Module) -> torch.dtype | None:
     return torch.float32 if any(p.dtype in _HALF for p in model.parameters()) else None
 
 
+def of_inference_mode(model: nn.Module) -> bool:
+    """Whether it holds tensors that were made under ``inference_mode`` and have no gradients."""
+    own = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
+    every = (*model.parameters(), *model.buffers(), *own)
+    return any(not nn.parameter.is_lazy(t) and t.is_inference() for t in every)
+
+
 def constant(t: Tensor) -> Tensor:
     """The tensor without its graph; a copy if it is of inference mode, which has no gradients."""
     return t.detach().clone() if t.is_inference() else t.detach()

@@ -15,7 +15,14 @@ from lowland.distributed import total, total_count
 from lowland.errors import InputError
 from lowland.losses import LossLike, ModelLoss, resolve
 from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
-from lowland.problem.model import arguments, constant, measured_names, unwrap, wider
+from lowland.problem.model import (
+    arguments,
+    constant,
+    measured_names,
+    of_inference_mode,
+    unwrap,
+    wider,
+)
 from lowland.problem.traceless import (
     differentiating,
     modules_kept,
@@ -44,7 +51,8 @@ class Problem:
         memory: the bytes that curvature may keep in graphs and factors; what does not fit is
             computed in smaller chunks, or again for each product.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
-            Half-precision models are measured in float32: second derivatives need its digits.
+            Half-precision models are measured in float32: second derivatives need its digits. A
+            model made under ``torch.inference_mode`` is measured on a copy, too.
         initial: the weights that the training started from, as a model or ``state_dict``, for
             measures of the distance travelled.
         training: facts of the training that some measures use: ``learning_rate``, ``batch_size``.
@@ -93,10 +101,12 @@ class Problem:
         self._depth = 0
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         model = unwrap(model)
-        check_tensors(model)
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
             dtype = dtype or wider(model)
-            self.model = copy.deepcopy(model).to(dtype) if dtype is not None else model
+            if dtype is not None or of_inference_mode(model):
+                model = copy.deepcopy(model).to(dtype)
+            check_tensors(model)
+            self.model = model
             self._names = measured_names(self.model, params)
             size = batch_size or _BATCH
             self.train = Batches(train, "train", size)

@@ -11,8 +11,10 @@ import numpy as np
 
 from lowland.errors import InputError
 from lowland.experiment.configuration import SETTINGS, Configuration
+from lowland.manifest import read_checked, read_sums
 from lowland.results import ARRAYS
 from lowland.sweep.keys import key
+from lowland.sweep.record import undamaged
 from lowland.sweep.store import Store
 
 # A column of the table by its name, or a function that gives one number for each run.
@@ -100,7 +102,7 @@ class Runs:
             return np.zeros((0, 0))
         if callable(of):
             return np.asarray(of(self), dtype=float)
-        arrays = [_array(self.folder / row["key"] / ARRAYS, of) for row in self.rows]
+        arrays = [_array(self.folder / row["key"], of) for row in self.rows]
         filled = np.full((len(arrays), max(map(len, arrays))), np.nan)
         for i, array in enumerate(arrays):
             filled[i, : len(array)] = array
@@ -127,8 +129,17 @@ class Runs:
 
 
 @functools.lru_cache(maxsize=4096)
-def _array(path: Path, name: str) -> np.ndarray:
+def _array(folder: Path, name: str) -> np.ndarray:
+    path = _checked_arrays(folder)
     with np.load(path) as arrays:
         if name not in arrays:
             raise InputError(f"{path} has no array {name!r}; there are {', '.join(arrays)}")
         return np.asarray(arrays[name], dtype=float)
+
+
+@functools.lru_cache(maxsize=4096)
+def _checked_arrays(folder: Path) -> Path:
+    """The archive of a run's arrays, once its content is known to be what the run wrote."""
+    with undamaged(folder):
+        read_checked(folder, ARRAYS, read_sums(folder).get(ARRAYS))
+    return folder / ARRAYS

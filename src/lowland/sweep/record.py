@@ -1,11 +1,13 @@
 """One run on disk: a directory of files, with a list of their checksums."""
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lowland.errors import InputError
 from lowland.manifest import Damaged, check_files, read_checked, read_sums, reading
 
 RUN = "run.json"
@@ -19,6 +21,18 @@ def damage_of(folder: Path) -> str | None:
     except Damaged as damage:
         return str(damage)
     return None
+
+
+@contextlib.contextmanager
+def undamaged(folder: Path) -> Iterator[None]:
+    """Turn damage of a run into one line that the user can act on."""
+    try:
+        yield
+    except Damaged as damage:
+        raise InputError(
+            f"the run {folder} is damaged: {damage}; start its sweep again, which does the run "
+            "again"
+        ) from damage
 
 
 def read_run(folder: Path) -> dict[str, Any]:

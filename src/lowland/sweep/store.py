@@ -24,7 +24,7 @@ from lowland.errors import InputError
 from lowland.manifest import SUMS, Damaged, check_name, is_litter, sha256, sums_text
 from lowland.sweep.keys import is_current
 from lowland.sweep.lock import RunLock, acquire, is_locked
-from lowland.sweep.record import RUN, as_text, damage_of, read_run
+from lowland.sweep.record import RUN, as_text, damage_of, read_run, undamaged
 
 if TYPE_CHECKING:
     import pandas
@@ -108,13 +108,8 @@ class Store:
         """The document of a run, as ``write`` got it, checked against its checksum."""
         if not os.path.lexists(self.path(key)):
             raise InputError(f"there is no run {key} in {self.directory}")
-        try:
+        with undamaged(self.path(key)):
             return read_run(self.path(key))
-        except Damaged as damage:
-            raise InputError(
-                f"the run {self.path(key)} is damaged: {damage}; start its sweep again, which "
-                "does the run again"
-            ) from damage
 
     def whole(self, key: str) -> bool:
         """Whether the run is there and every file of it is as it was written."""

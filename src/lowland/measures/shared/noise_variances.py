@@ -63,27 +63,3 @@ def best_variances(problem: Problem) -> dict[str, list[Balanced]]:
         if not all(b.converged for b in found[name]):
             raise InputError(f"the variances of {name!r} did not converge in 10,000 sweeps")
     return found
-
-
-def sampled_diagonal(problem: Problem, samples: int, r: float = 1e-3) -> dict[str, Tensor]:
-    """The paper's estimate of the diagonal from differences of gradients (Eq. 61), unclipped.
-
-    ``r`` is relative to the root mean square of each parameter, as in Appendix C. The measures
-    use the exact diagonal; this one is for comparisons.
-    """
-    params = problem.params
-    generator = torch.Generator(device=problem.device).manual_seed(0)
-    step = {n: r * (float(p.double().square().mean().sqrt()) or 1.0) for n, p in params.items()}
-    sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in params.items()}
-
-    with problem.measuring():
-        for _ in range(samples):
-            e = {
-                n: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype)
-                for n, p in params.items()
-            }
-            _, up = problem.gradient({n: p + step[n] * e[n] for n, p in params.items()})
-            _, down = problem.gradient({n: p - step[n] * e[n] for n, p in params.items()})
-            for n in params:
-                sums[n] += e[n] * (up[n] - down[n]) / (2 * step[n])
-    return {n: s / samples for n, s in sums.items()}

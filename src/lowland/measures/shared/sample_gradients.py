@@ -47,7 +47,7 @@ def sample_gradients(problem: Problem) -> SampleGradients:
                 dots += _along_weights(problem, batch, seen)
             for name, g in (_one_by_one(problem, unseen, batch) if unseen else {}).items():
                 more[name] += g.double().square().sum(0)
-                dots += (g * unseen[name]).view(len(g), -1).sum(1)
+                dots += (g * unseen[name]).flatten(1).sum(1)
             along += dots.detach().square().sum()
         count = problem.count()
         squares.update({name: total(s) / count for name, s in more.items()})

@@ -1,0 +1,100 @@
+"""Which way of multiplying by the Jacobian of a model's outputs is right.
+
+``J^T u`` is a backward pass and is compared, parameter by parameter, with differences of the
+outputs. ``J v`` is a second one through the first. Torch cannot do that everywhere, and where a
+function of the user's own forbids it (``once_differentiable``) nothing says so. So both must give
+the same ``u . J v``; otherwise J v comes from differences.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from lowland.batches import Batch
+from lowland.curvature.products import (
+    BatchProduct,
+    Direction,
+    GaussNewton,
+    Middle,
+    OutputDifference,
+    constants_in_double,
+    in_double,
+)
+from lowland.curvature.second_derivatives import MARGIN, check_gradient, hardest, nearby
+from lowland.errors import InputError
+from lowland.problem import Problem
+
+Way = type[GaussNewton] | type[OutputDifference]
+Outputs = Callable[[Problem, Batch, dict[str, Tensor]], Middle]
+
+_ALIKE = 1e-6  # how far apart, relative to their size, the two ways to u . J v may be
+_STEPS, _STEADY = (1e-6, 1e-7), 1e-3  # of differences, and what they may depend on them
+
+_CHOSEN: WeakKeyDictionary[Problem, dict[str, Way]] = WeakKeyDictionary()
+
+
+def jacobian_way(problem: Problem, middle: Outputs) -> Way:
+    """Two backward passes if they are right, otherwise differences of the outputs."""
+    chosen = _CHOSEN.setdefault(problem, {})
+    if middle.__name__ not in chosen:
+        chosen[middle.__name__] = _right(problem, middle)
+    return chosen[middle.__name__]
+
+
+def _right(problem: Problem, middle: Outputs) -> Way:
+    double, params = hardest(problem).map(in_double), nearby(problem)
+    constants = constants_in_double(problem)
+
+    def whole(problem: Problem, batch: Batch, leaves: dict[str, Tensor]) -> Middle:
+        return middle(problem, batch, {**constants, **leaves})
+
+    def random_sum(params: dict[str, Tensor]) -> Tensor:
+        z, _ = whole(problem, double, params)
+        return (z * _noise(z)).sum()
+
+    check_gradient(problem, random_sum, params)
+    try:
+        product = GaussNewton(problem, params, double, whole)
+        u = _noise(product.outputs)
+        for name, back in zip(params, product.back_from(u), strict=True):
+            v = [_noise(p) * (other == name) for other, p in params.items()]
+            one, other = float((u * product.along(v)).sum()), float((_noise(back) * back).sum())
+            if abs(one - other) > _ALIKE * float(back.norm()) * back.numel() ** 0.5:
+                return OutputDifference
+    except (RuntimeError, NotImplementedError):
+        return OutputDifference
+    return GaussNewton
+
+
+def check_output_differences(
+    problem: Problem, build: "partial[OutputDifference] | Callable[..., BatchProduct]"
+) -> float:
+    """How precise J v by differences is on real data, as a share of its size; at most 1 %.
+
+    An error if it depends on the step, or is not the transpose of the backward pass: so it is
+    at a kink.
+    """
+    batch = next(problem.batches("train"))
+    long, short = (build(batch, step=step) for step in _STEPS)
+    assert isinstance(long, OutputDifference)
+    assert isinstance(short, OutputDifference)
+    v: Direction = [_noise(w) for w in short.weights]
+    Jv, u = short.along(v), _noise(short.outputs)
+    back = torch.stack([(b * d).sum() for b, d in zip(short.back_from(u), v, strict=True)]).sum()
+    miss, size = float((long.along(v) - Jv).norm()), float(Jv.norm())
+    apart = abs(float((u * Jv).sum() - back))  # as long as the miss, on average over u
+    if max(miss, apart) > _STEADY * size:
+        raise InputError(
+            "torch cannot multiply by the Jacobian of this model, and differences of its outputs "
+            "depend on their step (a ReLU at its kink?): the matrix is not known"
+        )
+    return min(1.0, MARGIN * max(miss, apart) / size) if size else 1.0
+
+
+def _noise(t: Tensor) -> Tensor:
+    """Normal numbers of its shape, the same at each call."""
+    generator = torch.Generator(device=t.device).manual_seed(0)
+    return torch.randn(t.shape, generator=generator, dtype=torch.float64, device=t.device)
