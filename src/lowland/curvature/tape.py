@@ -77,9 +77,11 @@ class _Recorder(TorchDispatchMode):
             raise NoRule(str(func))
         # Detached: a rule must not hold autograd's graph.
         values = pytree.tree_map_only(Tensor, Tensor.detach, (results, args))
-        tangent = rule(
-            tuple(i is not None for i in inputs), values[0], *values[1], **(kwargs or {})
-        )
+        has = tuple(i is not None for i in inputs)
+        try:
+            tangent = rule(has, values[0], *values[1], **(kwargs or {}))
+        except TypeError as error:  # options that the rule does not know
+            raise NoRule(f"{func}: {error}") from error
         if tangent is not None:
             outputs = tuple(
                 self.new(t) if isinstance(t, Tensor) and t.is_floating_point() else None
