@@ -95,6 +95,11 @@ def small_mlp(samples: int = 4000) -> Workload:
     return _mlp((784, 30, 30, 10), nn.ReLU, samples)
 
 
+@cache
+def middle_mlp() -> Workload:
+    return _mlp((784, 256, 256, 10), nn.ReLU, 4000)
+
+
 def small_mlp_layer() -> Workload:
     return _layer(small_mlp(), "3")
 

@@ -37,14 +37,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def split(self, size: int) -> "list[Batch]":
+    def split(self, size: int) -> "Iterator[Batch]":
         """The batch in parts of at most ``size`` samples."""
         if len(self) <= size:
-            return [self]
-        return [
-            self.map(lambda t, i=i: t[i : i + size])  # type: ignore[misc]
-            for i in range(0, len(self), size)
-        ]
+            yield self
+            return
+        for i in range(0, len(self), size):  # one by one: the first of many is often all
+            yield self.map(lambda t, i=i: t[i : i + size])  # type: ignore[misc]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with ``function`` applied to every tensor in it."""
@@ -169,7 +168,7 @@ class Batches:
             if room <= 0:
                 more = True
                 break
-            batch = batch.split(room)[0]
+            batch = next(batch.split(room))
             count, size = count + len(batch), size + _bytes(batch)
             if size > self._limit:
                 raise InputError(
