@@ -12,6 +12,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.budget import check_time
 from lowland.curvature import products
 from lowland.curvature.memory import graph_bytes, samples_within
 from lowland.curvature.products import BatchProduct
@@ -93,6 +94,7 @@ class Curvature(ABC):
             sums = torch.zeros_like(columns)
             for product in self._graphs or self._made():
                 for j, v in enumerate(columns.unbind(1)):
+                    check_time()
                     parts = product(self._shaped(v))
                     sums[:, j] += torch.cat([p.reshape(-1) for p in parts])
             return (total(sums) / self._count).reshape(V.shape)

@@ -5,16 +5,19 @@ registry and never names one.
 """
 
 import difflib
+import functools
 import importlib
 import math
 import pkgutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, named
 from lowland.errors import InputError
 from lowland.findings import Decomposition, MeasureRow, encode
+from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared import decomposed
 from lowland.measures.sharing import share, sharing
 from lowland.problem import Problem, differentiating
@@ -79,6 +82,8 @@ class Measurement:
     reason: str | None
     seconds: float
     gradients: float | None = None  # the same in gradients of the training loss
+    predicted: float | None = None  # seconds, before it began
+    samples: int | None = None  # of the subset that it is from; None if it is from all data
     parts: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -96,9 +101,10 @@ class Measurement:
 
 
 class Measurements(Mapping[str, Measurement]):
-    """Measurements of one problem by name."""
+    """Measurements of one problem by name; ``interrupted`` if some are missing by Ctrl-C."""
 
-    def __init__(self, rows: list[Measurement]) -> None:
+    def __init__(self, rows: list[Measurement], interrupted: bool = False) -> None:
+        self.interrupted = interrupted
         self._rows = {row.measure.name: row for row in rows}
 
     def __getitem__(self, name: str) -> Measurement:
@@ -112,6 +118,12 @@ class Measurements(Mapping[str, Measurement]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self._rows.values()))
+
+    def whole(self) -> Self:
+        """The measurements, if no interrupt cut them short; otherwise that interrupt."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self
 
     def rows(self) -> tuple[MeasureRow, ...]:
         """Everything, as it is saved."""
@@ -173,83 +185,127 @@ def registered() -> dict[str, Measure]:
     return {m.name: m for m in order}
 
 
-@differentiating()
-def measure(
-    problem: Problem,
-    names: list[str] | str | None = None,
-    *,
-    decomposition: Decomposition | None = None,
-    progress: Callable[[str], None] = lambda stage: None,
-) -> Measurements:
-    """Compute measures of a problem: those named, or all that need no training of their own.
-
-    One that does not apply (no test data, a layer it does not know) gives a row with the reason,
-    and the others go on.
-
-    Args:
-        problem: the model and data.
-        names: of the measures.
-        decomposition: what the measures of the duality are read off; by default that of the layer
-            that :func:`lowland.analyze` would choose.
-        progress: called with the name of each measure as it begins.
-    """
+def chosen_measures(names: Sequence[str] | str | None) -> dict[str, Measure]:
+    """The measures of these names, or all that need no training of their own."""
     known = registered()
     if names is None:
-        chosen = [name for name, m in known.items() if not m.trains]
-    else:
-        chosen = [names] if isinstance(names, str) else list(names)
+        return {name: m for name, m in known.items() if not m.trains}
+    chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"no measure named {name!r}; there are {', '.join(known)}{hint}")
-    gradient = _seconds_of_a_gradient(problem)
-    rows = []
+    return {name: known[name] for name in chosen}
+
+
+@differentiating()
+def measure(
+    problem: Problem,
+    names: list[str] | str | None = None,
+    *,
+    budget: float | str | None = None,
+    decomposition: Decomposition | None = None,
+    progress: Progress = silent,
+) -> Measurements:
+    """Compute measures of a problem: those named, or all that need no training of their own.
+
+    One that does not apply (no test data, a layer it does not know) gives a row with the reason,
+    and the others go on. Ctrl-C ends it with what is done by then; a second one raises at once.
+
+    Args:
+        problem: the model and data.
+        names: of the measures.
+        budget: the time that they may take: ``"90s"``, ``"5m"``, ``"1h30m"``, a number of seconds,
+            or ``"none"``. By default five minutes, or none if measures are named. One that does not
+            fit gives a row that says how long it would take.
+        decomposition: what the measures of the duality are read off; by default that of the layer
+            that :func:`lowland.analyze` would choose.
+        progress: called with the name of each measure as it begins, a text that also knows how
+            much is ``done`` and the seconds ``left`` (see :class:`lowland.budget.Stage`).
+    """
+    chosen = chosen_measures(names)
+    schedule = Schedule(Clock(named(budget, DEFAULT if names is None else math.inf)), progress)
     with sharing():
         if decomposition is not None:
             share(decomposed.decomposition, problem, decomposition)
-        problems: dict[str | None, Problem] = {None: problem}
-        for name in chosen:
-            progress(f"measures: {name}")
-            rows.append(_run(known[name], problem, problems, gradient))
-    return Measurements(rows)
+        measuring = Measuring(problem, chosen, schedule)
+        schedule.run(measuring.tasks)
+        return measuring.measurements()
 
 
-def _run(
-    chosen: Measure, problem: Problem, problems: dict[str | None, Problem], gradient: float | None
-) -> Measurement:
-    """One measure; ``problems`` has the problem with each loss that was asked for so far."""
-    began = time.perf_counter()
+class Measuring:
+    """Measures under way: the rows so far, and what is left to do."""
 
-    def row(value: Value | None, reason: str | None) -> Measurement:
-        seconds = time.perf_counter() - began
+    def __init__(self, problem: Problem, chosen: dict[str, Measure], schedule: Schedule) -> None:
+        self.problem, self.chosen, self.schedule = problem, chosen, schedule
+        self.rows: dict[str, Measurement] = {}
+        self._problems: dict[str | None, Problem] = {None: problem}  # with each loss so far
+        self._gradient = _seconds_of_a_gradient(problem)
+
+    @property
+    def tasks(self) -> dict[str, Callable[[], None]]:
+        """What computes each measure that has no row yet, by its name."""
+        return {
+            name: functools.partial(self.measure, name)
+            for name in self.chosen
+            if name not in self.rows
+        }
+
+    def measurements(self) -> Measurements:
+        """Everything in the order asked for; what was not computed with the reason."""
+        rows = [
+            self.rows.get(name) or self._row(known, 0.0, None, self.schedule.reason(name))
+            for name, known in self.chosen.items()
+        ]
+        return Measurements(rows, interrupted=self.schedule.clock.interrupted)
+
+    def measure(self, name: str) -> None:
+        """Compute one measure: its row has the value, or the reason why there is none."""
+        began = time.perf_counter()
+        known = self.chosen[name]
+        try:
+            value, reason = self._value(known)
+        except (KeyboardInterrupt, OutOfBudget) as end:
+            why = "interrupted" if isinstance(end, KeyboardInterrupt) else "stopped: out of time"
+            spent = time.perf_counter() - began
+            self.rows[name] = self._row(known, spent, None, f"{why} after {in_words(spent)}")
+            raise
+        self.rows[name] = self._row(known, time.perf_counter() - began, value, reason)
+
+    def _value(self, known: Measure) -> tuple[Value | None, str | None]:
+        problem = self.problem
+        if known.needs_test and not problem.has_test:
+            return None, "does not apply: needs test data"
+        if known.needs_initial and not problem.has_initial:
+            return None, "does not apply: needs the initial weights, Problem(initial=...)"
+        try:
+            if known.loss is not None and known.loss not in self._problems:
+                self._problems[known.loss] = problem.with_loss(known.loss)
+            value = known.function(self._problems[known.loss])
+        except InputError as error:
+            return None, f"does not apply: {error}"
+        except Exception as error:  # of the user's code or a defect of ours: the others stand
+            where = blame(error) or "in Lowland itself"
+            return None, f"failed: {described(error)} ({where})"
+        if not math.isfinite(value.value):
+            return None, f"is not finite: {value.method}"
+        return value, None
+
+    def _row(
+        self, known: Measure, seconds: float, value: Value | None, reason: str | None
+    ) -> Measurement:
         return Measurement(
-            measure=chosen,
+            measure=known,
             value=value.value if value else None,
             stderr=value.stderr if value else None,
             method=value.method if value else None,
             reason=reason,
             seconds=seconds,
-            gradients=seconds / gradient if gradient else None,
+            gradients=seconds / self._gradient if self._gradient else None,
+            predicted=self.schedule.predicted(known.name),
             parts=value.parts if value else {},
         )
-
-    if chosen.needs_test and not problem.has_test:
-        return row(None, "does not apply: needs test data")
-    if chosen.needs_initial and not problem.has_initial:
-        return row(None, "does not apply: needs the initial weights, Problem(initial=...)")
-    try:
-        if chosen.loss is not None and chosen.loss not in problems:
-            problems[chosen.loss] = problem.with_loss(chosen.loss)
-        value = chosen.function(problems[chosen.loss])
-    except InputError as error:
-        return row(None, f"does not apply: {error}")
-    except Exception as error:  # of the user's code or a defect of ours: the other measures stand
-        where = blame(error) or "in Lowland itself"
-        return row(None, f"failed: {described(error)} ({where})")
-    if not math.isfinite(value.value):
-        return row(None, f"is not finite: {value.method}")
-    return row(value, None)
 
 
 def _seconds_of_a_gradient(problem: Problem) -> float | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lowland.batches import Batch, Batches, Inputs
+from lowland.budget import check_time
 from lowland.distributed import total, total_count
 from lowland.errors import InputError
 from lowland.losses import LossLike, ModelLoss, resolve
@@ -203,7 +204,8 @@ class Problem:
         return next(self.batches(split, count))
 
     def place(self, batch: Batch) -> Batch:
-        """The batch where and as the model wants it."""
+        """The batch where and as the model wants it; the run ends here if its time is up."""
+        check_time()
         device, dtype = self.device, self.dtype
         with torch.inference_mode(False):
             return batch.map(
