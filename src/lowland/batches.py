@@ -5,6 +5,7 @@ therefore read in the order of its data set, and one that hands out other data o
 (augmentation, sampling with replacement) is refused: its Hessian would be another one each time.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -36,14 +37,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def split(self, size: int) -> "list[Batch]":
-        """The batch in parts of at most ``size`` samples."""
+    def split(self, size: int) -> "Iterator[Batch]":
+        """The batch in parts of at most ``size`` samples, made one after the other."""
         if len(self) <= size:
-            return [self]
-        return [
-            self.map(lambda t, i=i: t[i : i + size])  # type: ignore[misc]
-            for i in range(0, len(self), size)
-        ]
+            yield self
+            return
+        for i in range(0, len(self), size):
+            yield self.map(lambda t, i=i: t[i : i + size])  # type: ignore[misc]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with ``function`` applied to every tensor in it."""
@@ -99,6 +99,34 @@ class Batches:
         chosen = torch.arange(len(self))[indices].tolist()
         raw = loader.collate_fn([loader.dataset[order[i]] for i in chosen])
         return _split_batch(raw, self.split)
+
+    def subset(self, places: Tensor) -> "Batches":
+        """The samples at ``places``, in their own order, as data of the same kind."""
+        places = places.sort().values
+        other = copy.copy(self)
+        other.targets = self.targets[places]
+        if self._whole is not None:
+            other._whole = self._whole.map(lambda t: t[places.to(t.device)])
+        elif isinstance(self._parts, list):
+            other._parts, start = [], 0
+            for part in self._parts:
+                own = places[(places >= start) & (places < start + len(part))] - start
+                start += len(part)
+                if len(own):
+                    other._parts.append(part.map(lambda t, own=own: t[own]))  # type: ignore[misc]
+        else:
+            loader, order = self._parts, []
+            order = [i for group in loader.batch_sampler for i in group]  # type: ignore[union-attr]
+            chosen = [order[i] for i in places.tolist()]
+            other._parts = DataLoader(
+                loader.dataset,
+                batch_sampler=[
+                    chosen[i : i + self.batch_size] for i in range(0, len(chosen), self.batch_size)
+                ],
+                collate_fn=loader.collate_fn,
+                num_workers=loader.num_workers,
+            )
+        return other
 
     def _read(self, loader: DataLoader) -> None:
         """Read everything once, check it, and keep it if it is small enough."""

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from lowland.analysis.checks import agreement, identities
+from lowland.budget import Work
 from lowland.curvature import Kind, layer, layers
-from lowland.dual import ALL_DIRECTIONS, Choice, Rule, choose, duality, layers_with_dual
+from lowland.dual import ALL_DIRECTIONS, Choice, Rule, choose, duality, layers_with_dual, split_work
 from lowland.errors import InputError
 from lowland.findings import TRUSTED, Check, Decomposition, Gauge, LayerRow
 from lowland.problem import Problem
@@ -29,6 +31,13 @@ class How:
     n_sharp: int | Rule
     widths: int | None
     brief: bool
+
+
+class Step(NamedTuple):
+    """A part of the explanation, and what it takes."""
+
+    run: Callable[[], None]
+    work: Work
 
 
 @dataclass
@@ -66,16 +75,25 @@ class Explanation:
         self._attempt("The other layers were not decomposed", self._compare_layers)
 
     @property
-    def steps(self) -> dict[str, Callable[[], None]]:
+    def steps(self) -> "dict[str, Step]":
         """What is left to do once a layer is chosen, by what it gives, in this order."""
         if self.choice is None:
             return {}
-        steps = {f"the split of layer {self.choice.layer!r}": self.split}
-        if not self.how.brief:
-            if self.how.gauge != "balanced" and self._is_small:
-                steps["the same with balanced units"] = self.balance
-            if self._others:
-                steps["the other layers"] = self.compare_layers
+        problem, how, pairs = self.problem, self.how, len(self.choice.pairs)
+        own = [layer(problem, self.choice.layer)]
+        detailed = split_work(
+            problem, own, pairs, basis=how.basis, details=self.in_detail, widths=self._widths
+        )
+        steps = {f"the split of layer {self.choice.layer!r}": Step(self.split, detailed)}
+        if how.brief:
+            return steps
+        if how.gauge != "balanced" and self._is_small:
+            again = split_work(problem, own, pairs, basis=how.basis)
+            steps["the same with balanced units"] = Step(self.balance, again)
+        if self._others:
+            others = [layer(problem, name) for name in self._others]
+            work = split_work(problem, others, pairs, basis=how.basis)
+            steps["the other layers"] = Step(self.compare_layers, work)
         return steps
 
     def _attempt(self, what: str, step: Callable[[], None], strict: bool = False) -> None:
@@ -116,6 +134,12 @@ class Explanation:
         numbers = self._size * (len(self.problem.train) + len(self.choice.pairs))
         return not self.how.brief and self._is_small and numbers <= _DETAILS
 
+    @property
+    def _widths(self) -> int:
+        if self.how.widths is not None:
+            return self.how.widths
+        return WIDTHS if self.in_detail else 0
+
     def _choose(self) -> None:
         self.choice = choose(self.problem, self.layer_name)
         self.notes += self.choice.notes
@@ -131,7 +155,7 @@ class Explanation:
             basis=how.basis,
             n_sharp=how.n_sharp,
             leading_order=self.in_detail,
-            widths=(WIDTHS if self.in_detail else 0) if how.widths is None else how.widths,
+            widths=self._widths,
             progress=self.tell,
         )
         checks = (*identities(split), agreement(self.problem, choice.pairs))

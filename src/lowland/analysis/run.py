@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from lowland.dual import Rule
 from lowland.errors import InputError
 from lowland.findings import Convergence, Decomposition, Gauge, Origin, Outcome, Results, Subject
 from lowland.measures import (
+    CONVERGENCE_WORK,
     Measuring,
     Progress,
     Schedule,
+    Task,
     chosen_measures,
     convergence,
     decomposition,
@@ -117,9 +119,16 @@ def analyze(
             progress("pairs of test and training samples")
             explanation.choose()
         steps = explanation.steps
-        if steps:
-            steps[next(iter(steps))] = decompose
-        schedule.run({**steps, CONVERGENCE: judge, **measuring.tasks})
+        tasks = {name: step.run for name, step in steps.items()}
+        costs = {name: Task(step.work) for name, step in steps.items()}
+        for name in list(steps)[:1]:
+            tasks[name] = decompose
+            costs[name] = replace(costs[name], first=True, gives=(decomposition,))
+        tasks |= {CONVERGENCE: judge, **measuring.tasks}
+        costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
+        if not brief:
+            schedule.make_plan(problem, costs)
+        schedule.run(tasks)
         explanation.finish()
     notes = explanation.notes
     if origin is not None and origin.training is not None and not origin.training.converged:

@@ -239,7 +239,9 @@ def _list_measures(as_json: bool, quiet: bool) -> None:
 
             known = registered().values()
         if as_json:
-            rows = [{k: v for k, v in vars(m).items() if k != "function"} for m in known]
+            rows = [
+                {k: v for k, v in vars(m).items() if k not in ("function", "cost")} for m in known
+            ]
             results.json([{**row, "invariant": sorted(row["invariant"])} for row in rows])
         else:
             from lowland.cli.summary import draw_measures

@@ -1,13 +1,20 @@
 """Curvature of the training loss: exact by structure where possible, products everywhere."""
 
 from lowland.curvature.density import Density, spectral_density
-from lowland.curvature.diagonals import Diagonal, diagonal, trace
+from lowland.curvature.diagonals import Diagonal, diagonal, diagonal_work, trace, trace_work
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_operators
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
-from lowland.curvature.layer_search import Layer, layer, layers, matrices, parameters
+from lowland.curvature.layer_search import (
+    Layer,
+    layer,
+    layers,
+    matrices,
+    outputs_of_a_sample,
+    parameters,
+)
 from lowland.curvature.memory import samples_within
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
@@ -40,6 +47,7 @@ __all__ = [
     "Spectrum",
     "condition_number",
     "diagonal",
+    "diagonal_work",
     "effective_dimension",
     "eigsh",
     "exact_diagonal",
@@ -58,6 +66,7 @@ __all__ = [
     "layers",
     "matrices",
     "negative_eigenvalues",
+    "outputs_of_a_sample",
     "parameters",
     "passes",
     "rounding",
@@ -65,4 +74,5 @@ __all__ = [
     "samples_within",
     "spectral_density",
     "trace",
+    "trace_work",
 ]

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock
 from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
-from lowland.curvature.probes import remainder_trace
+from lowland.curvature.probes import remainder_trace, remainder_work
 from lowland.curvature.sample_factors import Kind, check_kind, passes
+from lowland.curvature.sketch import allowed
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.problem import Problem, differentiating
@@ -28,6 +30,7 @@ from lowland.problem import Problem, differentiating
 # some hundred products to estimate, a diagonal some thousand.
 _TRACE_PASSES = 256
 _DIAGONAL_PASSES = 4096
+_UNSEEN_TRACE = Work(columns=100)  # to estimate a trace to 1 %, as a rule
 _OPERATORS: dict[Kind, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "fisher": Fisher}
 _EXACT = "exact, by layer structure"
 
@@ -152,6 +155,30 @@ def diagonal(
             entries[name] = entries[name] + value if name in entries else value
             stderr[name] = estimate.stderr[place].view_as(p)
     return Diagonal({name: entries[name] for name in problem.params}, stderr, samples)
+
+
+def trace_work(problem: Problem) -> Work:
+    """What the trace of the whole Hessian takes."""
+    return _work(problem, _TRACE_PASSES, _UNSEEN_TRACE, remainder_work(problem))
+
+
+def diagonal_work(problem: Problem) -> Work:
+    """What the diagonal of the whole Hessian takes."""
+    limit = Work(columns=allowed(None, sum(p.numel() for p in problem.params.values())))
+    return _work(problem, _DIAGONAL_PASSES, limit, limit)
+
+
+def _work(problem: Problem, most: int, unseen: Work, curved: Work) -> Work:
+    """As :meth:`_Plan.of` decides: the exact part, and estimates of what is left."""
+    seen = parameters(problem)
+    work = Work(diagonals=1) if seen else Work()
+    through = [at for at in seen.values() if at.curved and not at.in_series]
+    exactly = sum(map(passes, through))
+    if through:
+        work += Work(products=exactly) if exactly <= most else curved
+    if any(at.in_series for at in seen.values()) or len(seen) < len(problem.params):
+        work += unseen
+    return work
 
 
 @dataclass(frozen=True)

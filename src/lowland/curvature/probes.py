@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.budget import Work
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.layer_search import Layer
@@ -34,6 +35,19 @@ _MOST_DRAWS = 1 << 17
 _HELD = 1 << 24
 # Weights drawn at once for samples that show a layer several positions.
 _DRAWN = 1 << 24
+
+
+def remainder_work(problem: Problem) -> Work:
+    """What :func:`remainder_trace` takes where its first look is not enough, but the next two are.
+
+    A draw differentiates three times, once through the graph of a gradient.
+    """
+    return Work(products=1, gradients=2).times(4 * _first_passes(len(problem.train)))
+
+
+def _first_passes(samples: int) -> int:
+    """Passes before the first look: an error from few draws is one itself of little certainty."""
+    return 2 ** math.ceil(math.log2(max(4, _DRAWS / samples)))
 
 
 def remainder_trace(
@@ -60,9 +74,7 @@ def remainder_trace(
     shape = len(names) + 1, len(problem.train)
     mean = torch.zeros(shape, dtype=torch.float64, device=problem.device)
     squares = torch.zeros_like(mean)  # sums of squared deviations from the mean
-    # A standard error from few draws is one itself of little certainty.
-    least = max(4, math.ceil(_DRAWS / len(problem.train)))
-    passes, wanted = 0, min(max_passes, 2 ** math.ceil(math.log2(least)))
+    passes, wanted = 0, min(max_passes, _first_passes(len(problem.train)))
     most = max(1, _HELD // mean.numel())
     while True:
         while passes < wanted:

@@ -44,6 +44,7 @@ _CHOSEN: WeakKeyDictionary[Problem, Way] = WeakKeyDictionary()
 
 def way(problem: Problem) -> Way:
     """The first way of multiplying by the Hessian that differences of gradients confirm."""
+    problem = problem.whole
     if problem not in _CHOSEN:
         _CHOSEN[problem] = _first_right(problem)
     return _CHOSEN[problem]

@@ -50,7 +50,7 @@ def bases(
     problem: Problem, chosen: list[Layer], kind: Kind, directions: int | None
 ) -> dict[str, Basis]:
     """Every layer's directions, all that can share a pass over the data from one."""
-    routes = {at.name: _route(problem, at, kind, directions) for at in chosen}
+    routes = {at.name: route(problem, at, kind, directions) for at in chosen}
     found = {}
     dense = [name for name, route in routes.items() if route == "dense"]
     for name, H in layer_hessians(problem, dense, kind).items():
@@ -70,7 +70,8 @@ def bases(
     }
 
 
-def _route(problem: Problem, at: Layer, kind: Kind, directions: int | None) -> str:
+def route(problem: Problem, at: Layer, kind: Kind, directions: int | None) -> str:
+    """How the directions are found: from the dense block, its factors, or products."""
     M = at.size
     held, used = factor_bytes(problem, at, kind)
     fits = kind != "hessian" or passes(at) <= _PASSES

@@ -1,21 +1,16 @@
 """Measures of flatness and generalisation, one file each."""
 
-from lowland.measures.convergence import convergence
-from lowland.measures.registry import (
-    Measure,
-    Measurement,
-    Measurements,
-    Measuring,
-    chosen_measures,
-    measure,
-    registered,
-)
+from lowland.measures.convergence import CONVERGENCE_WORK, convergence
+from lowland.measures.measuring import Measurement, Measurements, Measuring, measure
+from lowland.measures.planning import Task
+from lowland.measures.registry import Measure, chosen_measures, registered
 from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared.decomposed import decomposition
 from lowland.measures.sharing import share, sharing
 from lowland.measures.stressed import Stress, stress
 
 __all__ = [
+    "CONVERGENCE_WORK",
     "Measure",
     "Measurement",
     "Measurements",
@@ -23,6 +18,7 @@ __all__ = [
     "Progress",
     "Schedule",
     "Stress",
+    "Task",
     "chosen_measures",
     "convergence",
     "decomposition",

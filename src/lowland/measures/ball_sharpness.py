@@ -2,7 +2,7 @@
 
 from lowland.measures.registry import Value, register
 from lowland.measures.sam_sharpness import RHO
-from lowland.measures.shared.ascent import worst_rise
+from lowland.measures.shared.ascent import WORST_RISE, worst_rise
 from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.problem import Problem
 
@@ -14,6 +14,7 @@ from lowland.problem import Problem
     definition="How much the training loss can rise within a small ball around the weights.",
     citation="Foret et al., ICLR 2021",
     sharper="higher",
+    cost=WORST_RISE,
 )
 def ball_sharpness(problem: Problem) -> Value:
     """Ascent from SAM's step, so never less than SAM's sharpness."""

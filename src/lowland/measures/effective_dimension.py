@@ -1,5 +1,6 @@
 """Effective dimensionality of the whole network's curvature."""
 
+from lowland.budget import Work
 from lowland.curvature import (
     effective_dimension as dimension_of,
 )
@@ -18,11 +19,12 @@ from lowland.problem import Problem
     "Gauss-Newton one, which has no negative directions.",
     citation="MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020, arXiv:2003.02139",
     sharper="higher",
+    cost=Work(needs=(ggn_spectrum,)),
 )
 def effective_dimension(problem: Problem) -> Value:
     """By block Lanczos quadrature, or from all eigenvalues of a small network."""
     spectrum = ggn_spectrum(problem)
-    dimension = dimension_of(spectrum, alpha=1 / problem.count())
+    dimension = dimension_of(spectrum, alpha=1 / problem.whole.count())
     if not dimension.stderr <= 0.25 * dimension.value:
         raise InputError(f"the quadrature leaves it open: {dimension!r}")
     return value_of(dimension, spectrum)

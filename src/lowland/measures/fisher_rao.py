@@ -1,5 +1,6 @@
 """Fisher-Rao norm."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
@@ -14,6 +15,7 @@ from lowland.problem import Problem
     "part inner_product.",
     citation="Liang et al., AISTATS 2019; Tsuzuku et al., ICML 2020, Eq. 25",
     sharper="higher",
+    cost=Work(needs=(sample_gradients,)),
     invariant=("layers", "units"),
 )
 def fisher_rao(problem: Problem) -> Value:

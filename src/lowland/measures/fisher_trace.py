@@ -1,5 +1,6 @@
 """Trace of the empirical Fisher matrix."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     "empirical Fisher matrix.",
     citation="Jastrzebski et al., ICML 2021",
     sharper="higher",
+    cost=Work(needs=(sample_gradients,)),
 )
 def fisher_trace(problem: Problem) -> Value:
     """With each parameter's share."""

@@ -1,5 +1,6 @@
 """Frobenius norm of the whole network's Hessian."""
 
+from lowland.budget import Work
 from lowland.curvature import (
     frobenius_norm as norm_of,
 )
@@ -17,6 +18,7 @@ from lowland.problem import Problem
     "than the trace does.",
     citation="Yao et al., NeurIPS 2018",
     sharper="higher",
+    cost=Work(needs=(hessian_spectrum,)),
 )
 def frobenius_norm(problem: Problem) -> Value:
     """From all eigenvalues, or the leading ones and a sample of the others."""

@@ -1,6 +1,8 @@
 """The generalisation gap."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
+from lowland.measures.sharing import on_test
 from lowland.problem import Problem
 
 
@@ -11,6 +13,7 @@ from lowland.problem import Problem
     definition="How much more the model loses on unseen data than on its training data.",
     citation="Feng & Tu, 2022, Fig. S3",
     sharper=None,
+    cost=lambda problem: Work(forwards=1) + on_test(Work(forwards=1))(problem),
     needs_test=True,
     invariant=("layers", "units"),
 )

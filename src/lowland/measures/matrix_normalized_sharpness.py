@@ -1,5 +1,6 @@
 """Matrix-normalized sharpness: one noise variance for each weight matrix."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noise_variances import hessian_diagonal, weight_matrices
 from lowland.problem import Problem
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     "curvatures; biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 13",
     sharper="higher",
+    cost=Work(needs=(hessian_diagonal,)),
     invariant=("layers", "outputs"),
     loss="normalized_cross_entropy",
 )

@@ -1,5 +1,6 @@
 """Normalized sharpness: curvature against squared weights, at the best noise per row and column."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noise_variances import as_matrices, best_variances, hessian_diagonal
 from lowland.problem import Problem
@@ -14,6 +15,7 @@ from lowland.problem import Problem
     "share theirs, biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 17",
     sharper="higher",
+    cost=Work(needs=(best_variances,)),
     invariant=("layers", "units", "outputs"),
     loss="normalized_cross_entropy",
 )

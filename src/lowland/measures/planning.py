@@ -1,5 +1,6 @@
 """What is done within a budget, in which order, and how long it will take."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ class Task:
 
     work: Work
     loss: str | None = None
-    first: bool = False  # whether it is done before everything else, whatever it takes
+    first: bool = False  # whether it is done before everything else
+    gives: tuple[Callable[..., Any], ...] = ()  # shared computations that are done with it
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Prices:
                     need(own)
 
         need(task.work)
-        return self.seconds(task.work) + sum(added.values()), added
+        seconds = self.seconds(task.work) + sum(added.values())
+        return seconds, added | {(function, task.loss): 0.0 for function in task.gives}
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,14 @@ class Plan:
         return [name for name in self.alone if name not in self.takes]
 
     @classmethod
-    def of(cls, tasks: Mapping[str, Task], prices: Prices, allowed: float, subject: str) -> "Plan":
+    def of(
+        cls,
+        tasks: Mapping[str, Task],
+        prices: Prices,
+        allowed: float,
+        budget: float,
+        subject: str,
+    ) -> "Plan":
         """From cheap to dear as far as the time allows; those that come first before all others."""
         done: dict[Key, float] = {}
         takes: dict[str, float] = {}
@@ -87,28 +97,22 @@ class Plan:
                 done |= added
             del left[name]
         gradient = prices.units["gradients"]
-        return cls(
-            tuple(takes),
-            takes,
-            alone,
-            gradient,
-            None,
-            _line(takes, alone, gradient, allowed, subject),
-        )
+        line = _line(takes, alone, gradient, budget, subject)
+        return cls(tuple(takes), takes, alone, gradient, None, line)
 
 
 def _line(
     takes: Mapping[str, float],
     alone: Mapping[str, float],
     gradient: float,
-    allowed: float,
+    budget: float,
     subject: str,
 ) -> str:
     """The plan in one line."""
     measures = sum(name.isidentifier() for name in takes)
     others = [name for name in takes if not name.isidentifier()]
     planned = " and ".join([f"{measures} measures", *others[:1]])
-    limit = f" of {in_words(allowed)}" if allowed < float("inf") else ""
+    limit = f" of {in_words(budget)}" if budget < math.inf else ""
     line = f"one gradient takes {in_words(gradient)} here ({subject}); {planned}: about "
     line += f"{in_words(sum(takes.values()))}{limit}"
     if out := [name for name in alone if name not in takes]:

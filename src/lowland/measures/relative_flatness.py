@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.curvature import (
     Layer,
     factors,
@@ -22,6 +23,7 @@ from lowland.problem import Problem
     "its weight, each times the trace of the block of the Hessian that belongs to the two rows.",
     citation="Petzka et al., NeurIPS 2021",
     sharper="higher",
+    cost=Work(forwards=2),
     invariant=("layers",),
 )
 def relative_flatness(problem: Problem) -> Value:

@@ -1,5 +1,6 @@
 """The rise of the training loss that one step of SAM finds."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.ascent import uphill
 from lowland.measures.shared.neighbourhood import neighbourhood
@@ -16,6 +17,7 @@ RHO = 0.05  # the paper's default
     "the first-order guess of the worst perturbation, which SAM trains against.",
     citation="Foret et al., ICLR 2021",
     sharper="higher",
+    cost=Work(forwards=1, needs=(neighbourhood,)),
 )
 def sam_sharpness(problem: Problem) -> Value:
     """One gradient of the whole training set, where SAM itself takes a batch's."""

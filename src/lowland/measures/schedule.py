@@ -1,13 +1,23 @@
 """A run in progress: what comes next, how far it is, and how long it will take from there."""
 
+import math
 from collections.abc import Callable, Mapping
 
 from lowland.budget import Clock, Stage, in_words
+from lowland.distributed import alone
 from lowland.findings import Course
-from lowland.measures.planning import Plan
+from lowland.measures.planning import Plan, Task
+from lowland.measures.prices import prices
+from lowland.problem import Problem
 
 Progress = Callable[[str], None]
 RUN_IT = "budget='none' (--budget none) runs it, or naming it"
+
+
+def _subject(problem: Problem) -> str:
+    weights = sum(p.numel() for p in problem.params.values())
+    size = f"{weights / 1e6:.1f} M" if weights >= 1e6 else f"{weights:,}"
+    return f"{problem.count():,} samples, {size} weights"
 
 
 def silent(stage: str) -> None:
@@ -23,6 +33,17 @@ class Schedule:
         self.finished: set[str] = set()
         self._present: str | None = None  # the task under way
         self._spent = 0.0  # seconds, on all tasks
+
+    def make_plan(self, problem: Problem, tasks: Mapping[str, Task]) -> None:
+        """Predict what every task takes, and choose those that fit the time that is left."""
+        if not alone():  # one process must not stop while others wait for it
+            self.clock.allowed = math.inf
+            return
+        with self.clock.limited():
+            self.progress("what one gradient takes")
+            left = self.clock.allowed
+            known = prices(problem)
+            self.plan = Plan.of(tasks, known, left - self.clock.spent, left, _subject(problem))
 
     def run(self, tasks: Mapping[str, Callable[[], None]]) -> None:
         """Do the tasks in the order of the plan, until the time is up or Ctrl-C comes."""

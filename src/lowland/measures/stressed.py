@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from lowland.budget import EVERYTHING
 from lowland.errors import InputError
-from lowland.measures.registry import Measurement, measure, registered
+from lowland.measures.measuring import Measurement, measure
+from lowland.measures.registry import chosen_measures, registered
 from lowland.problem import Problem, differentiating
 from lowland.rescaling import By, rescale
 
@@ -88,7 +88,7 @@ def stress(
         progress: called with the name of each stage as it begins.
     """
     progress("measures of the model as it is")
-    before = measure(problem, names, budget=EVERYTHING).whole()
+    before = measure(problem, list(chosen_measures(names))).whole()
     moves: dict[str, dict[str, Move]] = {name: {} for name in before}
     skipped: dict[str, str] = {}
     for by in WAYS:

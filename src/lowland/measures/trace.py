@@ -3,6 +3,9 @@
 from lowland.curvature import (
     trace as trace_of,
 )
+from lowland.curvature import (
+    trace_work,
+)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.spectrum import whole_hessian
@@ -17,6 +20,7 @@ from lowland.problem import Problem
     "isotropic noise on the weights, per unit of half its variance.",
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",
     sharper="higher",
+    cost=trace_work,
 )
 def trace(problem: Problem) -> Value:
     """Exact where layers can be seen through, otherwise to a standard error of 1 %."""

@@ -91,6 +91,7 @@ class Problem:
         if params not in ("trainable", "all"):
             raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
         self.memory, self._batch_size, self._which = memory, batch_size, params
+        self._whole: Problem | None = None  # what it is a subset of
         self._depth = 0
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         model = unwrap(model)
@@ -327,6 +328,7 @@ class Problem:
     def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
         other = copy.copy(self)
         other.model, other._names = model, names
+        other._whole = None if self._whole is None else self._whole._with(model, names)
         other._depth, other._held, other._initial = 0, None, None
         check_loss(other)
         return other
@@ -335,8 +337,21 @@ class Problem:
         """The same model and data with another loss."""
         other = copy.copy(self)
         other.loss = resolve(loss).on(self.train.targets)
+        other._whole = None if self._whole is None else self._whole.with_loss(loss)
         check_loss(other)
         return other
+
+    def subset(self, places: Tensor) -> "Problem":
+        """The same model with some of the training samples, by their places in the data."""
+        other = copy.copy(self)
+        other._whole = self.whole
+        other.train = self.train.subset(places)
+        return other
+
+    @property
+    def whole(self) -> "Problem":
+        """The problem with all training samples, which this one is a subset of or the same as."""
+        return self if self._whole is None else self._whole
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:

@@ -4,11 +4,15 @@ import statistics
 
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.measures.registry import Value
-from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
+from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
 
 # Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
 _FEWEST, _MOST, _RELATIVE = 8, 16, 0.01
+
+
+AVERAGE_RISE = Work(forwards=2 * _MOST, needs=(neighbourhood,))
 
 
 def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Value:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature import (
     exact_diagonal,
     parameters,
@@ -29,13 +30,13 @@ class HalfWidths:
     epsilon: float
 
 
-@once
+@once(Work(diagonals=1))
 def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
     """The exact diagonal of every parameter that can be seen through, by name."""
     return exact_diagonal(problem, list(parameters(problem).values()), "ggn")
 
 
-@once
+@once(Work(needs=(gauss_newton_diagonal, neighbourhood)))
 def half_widths(problem: Problem) -> HalfWidths:
     """``d_i = sqrt(2 epsilon / (n h_ii))`` with the exact Gauss-Newton diagonal h.
 

@@ -8,9 +8,11 @@ scales of normalisations and free parameters carry no noise (Tsuzuku et al., foo
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature import (
     Diagonal,
     diagonal,
+    diagonal_work,
     layers,
 )
 from lowland.errors import InputError
@@ -40,7 +42,7 @@ def as_matrices(t: Tensor, groups: int) -> Tensor:
     return t.double().reshape(groups, t.shape[0] // groups, t.shape[1], -1).sum(-1)
 
 
-@once
+@once(diagonal_work)
 def hessian_diagonal(problem: Problem) -> Diagonal:
     """The diagonal of the whole Hessian; an error where the loss has none."""
     if not problem.loss.needs_model:
@@ -51,7 +53,7 @@ def hessian_diagonal(problem: Problem) -> Diagonal:
     return diagonal(problem)
 
 
-@once
+@once(Work(needs=(hessian_diagonal,)))
 def best_variances(problem: Problem) -> dict[str, list[Balanced]]:
     """The solution of Eq. 17 for each weight, group by group."""
     h = hessian_diagonal(problem)

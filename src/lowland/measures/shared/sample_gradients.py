@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch, Inputs
+from lowland.budget import Work
 from lowland.curvature import (
     ForwardPass,
     exact_diagonal,
@@ -30,7 +31,7 @@ class SampleGradients:
     along: float  # mean (w . g_k)^2
 
 
-@once
+@once(Work(fishers=2, gradients=1))  # the pass along the weights is one like that of the squares
 def sample_gradients(problem: Problem) -> SampleGradients:
     """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
     squares = exact_diagonal(problem, list(parameters(problem).values()), "fisher")

@@ -2,10 +2,13 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lowland.budget import Work
 from lowland.curvature import (
     ALL_EIGENVALUES,
     GGN,
@@ -27,6 +30,7 @@ from lowland.problem import Problem
 
 PROBES = 4  # random vectors of the block Lanczos run
 STEPS, MOST = 16, 40  # products with their block, and until the leading eigenvectors are found
+_USUAL = 20  # of these, as a rule
 LEADING = 3  # of these, to residuals of 1 %, and the first
 TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
@@ -35,27 +39,41 @@ AFFORDABLE = 3e10
 CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
-@once
+def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
+    """Products with the whole of a small matrix or with a block, and what orthogonalises it."""
+    size = sum(p.numel() for p in problem.params.values())
+    operations = 12 * size * problem.count() + CALL * len(problem.params)
+    if _small(problem) and operations * size <= AFFORDABLE:
+        columns, flops = size, 10 * size**3
+    else:
+        columns = PROBES * (_USUAL if of == "hessian" else STEPS)
+        flops = 6 * size * columns**2
+    if of == "hessian":
+        return Work(columns=columns, flops=flops)
+    return Work(ggn_columns=columns, flops=flops)
+
+
+@once()
 def whole_hessian(problem: Problem) -> Hessian:
     """The Hessian of all parameters; its kept graphs serve every measure."""
     return hessian(problem)
 
 
-@once
+@once(partial(_work, "hessian"))
 def hessian_spectrum(problem: Problem) -> Spectrum:
     """Its eigenvalues: all of a small network, otherwise from block Lanczos with random starts."""
     exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
     return exact or _sampled(problem, whole_hessian(problem))
 
 
-@once
+@once(partial(_work, "ggn"))
 def ggn_spectrum(problem: Problem) -> Spectrum:
     """The same of the generalised Gauss-Newton matrix."""
     exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
     return exact or _sampled(problem, ggn(problem))
 
 
-@once
+@once(Work(needs=(hessian_spectrum,)))  # which seldom has not found them
 def leading(problem: Problem) -> Eigenpairs:
     """The Hessian's largest eigenvalues with their vectors, to residuals of 1 % if converged.
 
