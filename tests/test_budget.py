@@ -47,12 +47,9 @@ def test_what_is_no_budget_is_refused_with_what_was_expected(given):
 def test_work_that_runs_out_of_time_stops_between_passes_over_the_data():
     problem = make_problem()
     clock = budget.Clock(0.01)
-    passes = 0
     with clock.limited():
         while True:
             problem.losses("train")
-            passes += 1
-    assert passes
     assert clock.stopped == "the budget of 10 ms ran out"
     assert not clock.interrupted
     problem.losses("train")  # the limit ends with the block

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +10,19 @@ import numpy as np
 from lowland.analysis.checks import agreement, identities
 from lowland.budget import Work
 from lowland.curvature import Kind, layer, layers
-from lowland.dual import ALL_DIRECTIONS, Choice, Rule, choose, duality, layers_with_dual, split_work
+from lowland.dual import (
+    ALL_DIRECTIONS,
+    Choice,
+    Pairs,
+    Rule,
+    choose,
+    duality,
+    layers_with_dual,
+    split_work,
+)
 from lowland.errors import InputError
 from lowland.findings import TRUSTED, Check, Decomposition, Gauge, LayerRow
+from lowland.measures import Subset, stratified
 from lowland.problem import Problem
 from lowland.usercode import described
 
@@ -52,6 +63,7 @@ class Explanation:
     how: How
     tell: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
+    samples: int | None = None  # of a subset to compute with, if not all
     choice: Choice | None = None
     duality: Decomposition | None = None
     balanced: Decomposition | None = None
@@ -144,13 +156,30 @@ class Explanation:
         self.choice = choose(self.problem, self.layer_name)
         self.notes += self.choice.notes
 
+    @cached_property
+    def _pairs(self) -> Pairs:
+        """All pairs, or as many as there are samples to compute with, from each class alike."""
+        assert self.choice is not None
+        pairs = self.choice.pairs
+        if self.samples is None or self.samples >= len(pairs):
+            return pairs
+        places = stratified(self.problem.test.targets[pairs.test], self.samples).sort().values
+        rule = f"{pairs.rule}; {self.samples:,} of {len(pairs):,} pairs, stratified"
+        return replace(pairs, train=pairs.train[places], test=pairs.test[places], rule=rule)
+
+    @cached_property
+    def _curvature(self) -> Problem | None:
+        """The samples that the directions are computed from, if not all."""
+        return None if self.samples is None else Subset(self.problem, self.samples).whole
+
     def _split(self) -> None:
         assert self.choice is not None
         how, choice = self.how, self.choice
         split = duality(
             self.problem,
             choice.layer,
-            pairs=choice.pairs,
+            pairs=self._pairs,
+            curvature=self._curvature,
             gauge=how.gauge,
             basis=how.basis,
             n_sharp=how.n_sharp,
@@ -158,7 +187,7 @@ class Explanation:
             widths=self._widths,
             progress=self.tell,
         )
-        checks = (*identities(split), agreement(self.problem, choice.pairs))
+        checks = (*identities(split), agreement(self.problem, self._pairs))
         self.notes += _notes(split, choice)
         self.duality, self.checks = split, checks
         if how.brief:
@@ -172,15 +201,14 @@ class Explanation:
             self.layer_rows = (split.row,)
 
     def _compare_layers(self) -> None:
-        split, choice, how = self.duality, self.choice, self.how
+        split, how, problem = self.duality, self.how, self.problem
         if split is None:
             return
-        assert choice is not None
-        problem = self.problem
         decomposed = duality(
             problem,
             self._others,
-            pairs=choice.pairs,
+            pairs=self._pairs,
+            curvature=self._curvature,
             gauge=how.gauge,
             basis=how.basis,
             n_sharp=how.n_sharp,
@@ -195,15 +223,15 @@ class Explanation:
         )
 
     def _balance(self) -> None:
-        split, choice = self.duality, self.choice
+        split = self.duality
         if split is None or not split.complete:
             return
-        assert choice is not None
         try:
             balanced = duality(
                 self.problem,
                 split.layer,
-                pairs=choice.pairs,
+                pairs=self._pairs,
+                curvature=self._curvature,
                 gauge="balanced",
                 basis=self.how.basis,
                 n_sharp=split.n_sharp,

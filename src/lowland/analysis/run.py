@@ -22,6 +22,7 @@ from lowland.errors import InputError
 from lowland.findings import Convergence, Decomposition, Gauge, Origin, Outcome, Results, Subject
 from lowland.measures import (
     CONVERGENCE_WORK,
+    Copies,
     Measuring,
     Progress,
     Schedule,
@@ -123,11 +124,15 @@ def analyze(
         costs = {name: Task(step.work) for name, step in steps.items()}
         for name in list(steps)[:1]:
             tasks[name] = decompose
-            costs[name] = replace(costs[name], first=True, gives=(decomposition,))
+            # On a subset: directions from its curvature, and as many pairs.
+            once = Copies(passes=1, flops=1)
+            costs[name] = replace(costs[name], first=True, gives=(decomposition,), sampled=once)
         tasks |= {CONVERGENCE: judge, **measuring.tasks}
         costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
         if not brief:
             schedule.make_plan(problem, costs)
+        for name in list(steps)[:1]:
+            explanation.samples = schedule.samples(name)
         schedule.run(tasks)
         explanation.finish()
     notes = explanation.notes

@@ -2,15 +2,17 @@
 
 from lowland.measures.convergence import CONVERGENCE_WORK, convergence
 from lowland.measures.measuring import Measurement, Measurements, Measuring, measure
-from lowland.measures.planning import Task
+from lowland.measures.planning import Copies, Task
 from lowland.measures.registry import Measure, chosen_measures, registered
 from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared.decomposed import decomposition
 from lowland.measures.sharing import share, sharing
 from lowland.measures.stressed import Stress, stress
+from lowland.measures.subsets import Subset, stratified
 
 __all__ = [
     "CONVERGENCE_WORK",
+    "Copies",
     "Measure",
     "Measurement",
     "Measurements",
@@ -18,6 +20,7 @@ __all__ = [
     "Progress",
     "Schedule",
     "Stress",
+    "Subset",
     "Task",
     "chosen_measures",
     "convergence",
@@ -27,5 +30,6 @@ __all__ = [
     "share",
     "sharing",
     "silent",
+    "stratified",
     "stress",
 ]

@@ -15,6 +15,7 @@ RHO = 0.05
     definition="How much the training loss rises on average when every weight changes at random by "
     "a few per cent of itself.",
     citation="Andriushchenko et al., ICML 2023",
+    sampled=True,
     sharper="higher",
     cost=AVERAGE_RISE,
     invariant=("layers", "units"),

@@ -15,6 +15,7 @@ RHO = 0.05
     definition="How much the training loss can rise when the relative changes of all weights "
     "together have a small norm.",
     citation="Kwon et al., ICML 2021 (ASAM); Andriushchenko et al., ICML 2023",
+    sampled=True,
     sharper="higher",
     cost=WORST_RISE,
     invariant=("layers", "units"),

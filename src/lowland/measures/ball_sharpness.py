@@ -13,6 +13,7 @@ from lowland.problem import Problem
     formula="max_{|v| <= rho} L(w + v) - L(w), rho = 0.05",
     definition="How much the training loss can rise within a small ball around the weights.",
     citation="Foret et al., ICLR 2021",
+    sampled=True,
     sharper="higher",
     cost=WORST_RISE,
 )

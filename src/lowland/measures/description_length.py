@@ -13,6 +13,7 @@ from lowland.problem import Problem
     definition="How many bits the weights take when each is written only as precisely as the flat "
     "box demands: flat minima have short descriptions.",
     citation="Hochreiter & Schmidhuber, Neural Computation 1997",
+    sampled=True,
     sharper="higher",
     cost=Work(needs=(half_widths,)),
     invariant=("layers", "units"),

@@ -15,6 +15,7 @@ SIGMA = 0.01
     definition="How much the training loss rises on average under Gaussian noise of one size on "
     "all weights.",
     citation="Neyshabur et al., NeurIPS 2017",
+    sampled=True,
     sharper="higher",
     cost=AVERAGE_RISE,
 )

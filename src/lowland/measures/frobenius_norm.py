@@ -17,6 +17,7 @@ from lowland.problem import Problem
     definition="The root of the sum of all squared curvatures: it weighs sharp directions more "
     "than the trace does.",
     citation="Yao et al., NeurIPS 2018",
+    sampled=True,
     sharper="higher",
     cost=Work(needs=(hessian_spectrum,)),
 )

@@ -15,6 +15,7 @@ START = 0.1  # standard deviation of the starting point, in half-widths of the b
     definition="How much the training loss can rise in a small box around the weights, against "
     "one plus the loss; percent is the same times 100, as the paper tabulates it.",
     citation="Keskar et al., ICLR 2017",
+    sampled=True,
     sharper="higher",
     cost=BOX_MAXIMUM,
 )

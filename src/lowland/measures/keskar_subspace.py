@@ -29,6 +29,7 @@ def subspace_work(problem: Problem) -> Work:
     definition="How much the training loss can rise in a small box within a random subspace of the "
     "weights, against one plus the loss.",
     citation="Keskar et al., ICLR 2017",
+    sampled=True,
     sharper="higher",
     cost=subspace_work,
 )

@@ -15,6 +15,7 @@ from lowland.problem import Problem
     formula="max_v v^T H v, |v| = 1",
     definition="The curvature of the training loss along its sharpest direction.",
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",
+    sampled=True,
     sharper="higher",
     cost=Work(needs=(leading,)),
 )

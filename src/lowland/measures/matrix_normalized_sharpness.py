@@ -13,6 +13,7 @@ from lowland.problem import Problem
     definition="The Frobenius norm of every weight matrix times the root of the sum of its "
     "curvatures; biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 13",
+    sampled=True,
     sharper="higher",
     cost=Work(needs=(hessian_diagonal,)),
     invariant=("layers", "outputs"),

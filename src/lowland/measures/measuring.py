@@ -15,6 +15,7 @@ from lowland.measures.registry import Measure, Value, chosen_measures
 from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared import decomposed
 from lowland.measures.sharing import FREE, share, sharing, work_of
+from lowland.measures.subsets import COPIES, Subset
 from lowland.problem import Problem, differentiating
 from lowland.usercode import blame, described
 
@@ -45,7 +46,7 @@ class Measurement:
 
     def row(self) -> MeasureRow:
         """Value and metadata, as they are saved."""
-        code = ("function", "cost")
+        code = ("function", "cost", "sampled")
         about = {name: value for name, value in vars(self.measure).items() if name not in code}
         about["invariant"] = tuple(sorted(self.measure.invariant))
         rest = {name: value for name, value in vars(self).items() if name != "measure"}
@@ -141,6 +142,7 @@ class Measuring:
         self.problem, self.chosen, self.schedule = problem, chosen, schedule
         self.rows: dict[str, Measurement] = {}
         self._problems: dict[str | None, Problem] = {None: problem}  # with each loss so far
+        self._subsets: dict[str | None, Subset] = {}
         self._gradient = _seconds_of_a_gradient(problem)
 
     @property
@@ -157,7 +159,9 @@ class Measuring:
         """The same as work to be planned; what does not apply takes nothing."""
         return {
             name: Task(
-                FREE if self._lacks(known) else work_of(known.cost, self.problem), known.loss
+                FREE if self._lacks(known) else work_of(known.cost, self.problem),
+                known.loss,
+                sampled=COPIES if known.sampled else None,
             )
             for name, known in self.chosen.items()
             if name not in self.rows
@@ -186,8 +190,10 @@ class Measuring:
         try:
             value, reason = self._value(known)
         except (KeyboardInterrupt, OutOfBudget) as end:
-            why = "interrupted" if isinstance(end, KeyboardInterrupt) else "stopped: out of time"
             spent = time.perf_counter() - began
+            limit = in_words(self.schedule.clock.allowed)
+            out_of_time = f"stopped: the budget of {limit} ran out"
+            why = "interrupted" if isinstance(end, KeyboardInterrupt) else out_of_time
             self.rows[name] = self._row(known, spent, None, f"{why} after {in_words(spent)}")
             raise
         self.rows[name] = self._row(known, time.perf_counter() - began, value, reason)
@@ -198,7 +204,12 @@ class Measuring:
         try:
             if known.loss is not None and known.loss not in self._problems:
                 self._problems[known.loss] = self.problem.with_loss(known.loss)
-            value = known.function(self._problems[known.loss])
+            whole = self._problems[known.loss]
+            if samples := self.schedule.samples(known.name):
+                subset = self._subsets.setdefault(known.loss, Subset(whole, samples))
+                value = subset.value(known)
+            else:
+                value = known.function(whole)
         except InputError as error:
             return None, f"does not apply: {error}"
         except Exception as error:  # of the user's code or a defect of ours: the others stand
@@ -220,6 +231,7 @@ class Measuring:
             seconds=seconds,
             gradients=seconds / self._gradient if self._gradient else None,
             predicted=self.schedule.predicted(known.name),
+            samples=self.schedule.samples(known.name),
             parts=value.parts if value else {},
         )
 

@@ -14,6 +14,7 @@ from lowland.problem import Problem
     "plus the squared weights over them, at the best variances (lambda = 1/2); kernel positions "
     "share theirs, biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 17",
+    sampled=True,
     sharper="higher",
     cost=Work(needs=(best_variances,)),
     invariant=("layers", "units", "outputs"),

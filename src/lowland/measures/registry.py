@@ -57,6 +57,7 @@ class Measure:
     invariant: frozenset[str]
     loss: str | None  # measured with this loss instead of the problem's own
     trains: bool  # optimises or samples for thousands of gradients; runs only when it is named
+    sampled: bool  # whether some of the training samples tell it, with an error bar that holds
     cost: Cost = field(repr=False)  # what it takes
     function: Callable[[Problem], Value] = field(repr=False)
 
@@ -78,6 +79,7 @@ def register(
     invariant: tuple[str, ...] = (),
     loss: str | None = None,
     trains: bool = False,
+    sampled: bool = False,
 ) -> Callable[[Callable[[Problem], Value]], Callable[[Problem], Value]]:
     """Make a function of a Problem a measure of the same name.
 
@@ -89,7 +91,8 @@ def register(
         _REGISTERED[name] = Measure(
             name=name, title=title, family=family, formula=formula, definition=definition,
             citation=citation, sharper=sharper, needs_test=needs_test, needs_initial=needs_initial,
-            invariant=frozenset(invariant), loss=loss, trains=trains, cost=cost, function=function,
+            invariant=frozenset(invariant), loss=loss, trains=trains, sampled=sampled,
+            cost=cost, function=function,
         )  # fmt: skip
         return function
 

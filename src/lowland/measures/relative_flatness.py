@@ -22,6 +22,7 @@ from lowland.problem import Problem
     definition="For the last dense layer before the outputs: the inner products of the rows w_s of "
     "its weight, each times the trace of the block of the Hessian that belongs to the two rows.",
     citation="Petzka et al., NeurIPS 2021",
+    sampled=True,
     sharper="higher",
     cost=Work(forwards=2),
     invariant=("layers",),

@@ -16,6 +16,7 @@ RHO = 0.05  # the paper's default
     definition="How much the training loss rises by one step of fixed length along its gradient: "
     "the first-order guess of the worst perturbation, which SAM trains against.",
     citation="Foret et al., ICLR 2021",
+    sampled=True,
     sharper="higher",
     cost=Work(forwards=1, needs=(neighbourhood,)),
 )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from lowland.budget import Clock, Stage, in_words
 from lowland.distributed import alone
@@ -41,9 +42,9 @@ class Schedule:
             return
         with self.clock.limited():
             self.progress("what one gradient takes")
-            left = self.clock.allowed
-            known = prices(problem)
-            self.plan = Plan.of(tasks, known, left - self.clock.spent, left, _subject(problem))
+            known, allowed = prices(problem), self.clock.allowed
+            plan = Plan.of(tasks, known, allowed - self.clock.spent, problem.count())
+            self.plan = replace(plan, line=plan.in_words(allowed, _subject(problem)))
 
     def run(self, tasks: Mapping[str, Callable[[], None]]) -> None:
         """Do the tasks in the order of the plan, until the time is up or Ctrl-C comes."""
@@ -54,7 +55,7 @@ class Schedule:
             if self.plan is not None:
                 total = self.plan.seconds
                 self.progress(Stage(self.plan.line, 0.0, total, total, lasting=True))
-            for name in tasks if self.plan is None else self.plan.order:
+            for name in tasks if self.plan is None else self.plan.takes:
                 self._present = name
                 self.tell(f"measures: {name}" if name.isidentifier() else name)
                 tasks[name]()
@@ -67,8 +68,12 @@ class Schedule:
             self.progress(Stage(text))
             return
         takes, total = self.plan.takes, max(self.plan.seconds, 1e-9)
-        left = sum(takes[name] for name in self.plan.order if name not in self.finished)
+        left = sum(seconds for name, seconds in takes.items() if name not in self.finished)
         self.progress(Stage(text, 1 - left / total, left, takes.get(self._present or "")))
+
+    def samples(self, name: str) -> int | None:
+        """How many samples the plan has for a task; None if it is done on all."""
+        return self.plan.samples if self.plan is not None and name in self.plan.sampled else None
 
     def predicted(self, name: str) -> float | None:
         """The seconds that a task takes by the plan: after the others or, if left out, alone."""

@@ -19,6 +19,7 @@ from lowland.problem import Problem
     definition="The sum of all curvatures of the training loss: the average rise under small "
     "isotropic noise on the weights, per unit of half its variance.",
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",
+    sampled=True,
     sharper="higher",
     cost=trace_work,
 )
