@@ -18,7 +18,6 @@ from lowland.problem import Problem
     "summed over all N samples, is above that of a prior of unit precision. The curvature is the "
     "Gauss-Newton one, which has no negative directions.",
     citation="MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020, arXiv:2003.02139",
-    sampled=True,
     sharper="higher",
     cost=Work(needs=(ggn_spectrum,)),
 )

@@ -13,7 +13,6 @@ from lowland.problem import Problem
     definition="The logarithm of the volume, per parameter, of a box around the weights whose "
     "corners raise the training loss by a tenth, each weight taking an equal share.",
     citation="Hochreiter & Schmidhuber, Neural Computation 1997",
-    sampled=True,
     sharper="lower",
     cost=Work(needs=(half_widths,)),
 )

@@ -48,11 +48,12 @@ class Subset:
 
     problem: Problem
     count: int
+    seed: int = 0
 
     @cached_property
     def places(self) -> Tensor:
         """Which samples they are, class by class."""
-        return stratified(self.problem.train.targets, self.count)
+        return stratified(self.problem.train.targets, self.count, self.seed)
 
     @cached_property
     def whole(self) -> Problem:

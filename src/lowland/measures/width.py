@@ -26,7 +26,6 @@ _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where
     definition="How far one can go along the sharpest directions, both ways together, until the "
     "training loss has doubled.",
     citation="Feng & Tu, PNAS 2021; Feng & Tu, 2022, Fig. S4",
-    sampled=True,
     sharper="lower",
     cost=Work(forwards=2 * LEADING * _EVALUATIONS, needs=(neighbourhood, leading)),
 )

@@ -31,6 +31,7 @@ from lowland.problem import Problem
 PROBES = 4  # random vectors of the block Lanczos run
 STEPS, MOST = 16, 40  # products with their block, and until the leading eigenvectors are found
 _USUAL = 20  # of these, as a rule
+_ORTHOGONAL = 40  # operations in the time that one of n k^2 takes: the basis is read from memory
 LEADING = 3  # of these, to residuals of 1 %, and the first
 TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
@@ -47,7 +48,7 @@ def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
         columns, flops = size, 10 * size**3
     else:
         columns = PROBES * (_USUAL if of == "hessian" else STEPS)
-        flops = 6 * size * columns**2
+        flops = _ORTHOGONAL * size * columns**2
     if of == "hessian":
         return Work(columns=columns, flops=flops)
     return Work(ggn_columns=columns, flops=flops)
