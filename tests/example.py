@@ -9,6 +9,7 @@ from lowland.findings import (
     Approximations,
     Check,
     Convergence,
+    Course,
     Decomposition,
     Directions,
     Fit,
@@ -46,6 +47,17 @@ def make_results(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Results:
         lowland="0.1.0",
         created="2026-11-15T19:20:00+00:00",
         seconds=21.3,
+        course=Course(
+            budget=300.0,
+            gradient=0.012,
+            planned="one gradient takes 12 ms here (4,000 samples, 24,720 weights); 3 measures and "
+            "the split of layer '2': about 9.0 s of 5 min",
+            predicted=9.0,
+            spent=8.2,
+            samples=None,
+            stopped=None,
+            interrupted=False,
+        ),
         origin=Origin(
             command="lowland analyze",
             data="mnist5k: 5,000 images of handwritten digits, 400 + 100 per class",
@@ -183,6 +195,8 @@ def make_measures() -> tuple[MeasureRow, ...]:
         reason=None,
         seconds=0.062,
         gradients=3.1,
+        predicted=0.08,
+        samples=None,
         parts={"0.weight": 1.0, "2.weight": 0.2345},
     )
     return (

@@ -391,8 +391,8 @@ def test_a_module_that_is_a_script(project):
 
 def test_a_defect_of_ours_keeps_its_traceback(project, monkeypatch):
     """Only a frame of the user's code after the last one of ours makes it the user's mistake."""
-    monkeypatch.delattr("lowland.analysis.measure")
-    with pytest.raises(NameError, match="measure"):
+    monkeypatch.delattr("lowland.analysis.run.chosen_measures")
+    with pytest.raises(NameError, match="chosen_measures"):
         analyze(project)
 
 

@@ -16,7 +16,7 @@ SOURCE = Path(lowland.__file__).parent
 # know each other. A room may stand here before it is built.
 FLOORS = (
     ("errors",),
-    ("findings", "manifest"),
+    ("findings", "manifest", "budget"),
     ("atomic", "distributed", "usercode"),
     ("losses", "batches"),
     ("problem",),

@@ -7,6 +7,7 @@ Data that is too large to hold is read again, batch by batch, on each pass. A st
 other samples next time or none, is read once, and what was taken of it is held.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -159,6 +160,31 @@ class Batches:
         raw = loader.collate_fn([loader.dataset[order[i]] for i in chosen])
         return _split_batch(raw, self.split)
 
+    def subset(self, places: Tensor) -> "Batches":
+        """The samples at ``places``, in their own order, as data of the same kind."""
+        places = places.sort().values
+        other = copy.copy(self)
+        other._count = len(places)
+        other._targets = None if self._targets is None else self._targets[places]
+        if self._whole is not None:
+            other._whole = self._whole.map(lambda t: t[places.to(t.device)])
+        elif isinstance(self._parts, list):
+            other._parts, start = [], 0
+            for part in self._parts:
+                own = places[(places >= start) & (places < start + len(part))] - start
+                start += len(part)
+                if len(own):
+                    other._parts.append(part.map(lambda t, own=own: t[own]))  # type: ignore[misc]
+        else:
+            loader = self._parts
+            order = [i for group in loader.batch_sampler for i in group]  # type: ignore[union-attr]
+            chosen = [order[i] for i in places.tolist()]
+            groups = [
+                chosen[i : i + self.batch_size] for i in range(0, len(chosen), self.batch_size)
+            ]
+            other._parts = _regrouped(loader, groups)
+        return other
+
     def _taken(self, source: Iterable, samples: int | None) -> Iterator[Batch]:
         """The first samples of a stream: so many, or as many as may be held."""
         count, size, more = 0, 0, False
@@ -284,13 +310,18 @@ def _in_fixed_order(source: Any, split: str, batch_size: int) -> DataLoader:
         groups = [indices[i : i + size] for i in range(0, len(indices), size)]
     else:  # the user's own grouping, for example by length: its groups are kept
         groups = _same_each_pass(lambda: sorted(sorted(g) for g in sampler), source, split)
+    return _regrouped(source, groups)
+
+
+def _regrouped(loader: DataLoader, groups: list[list[int]]) -> DataLoader:
+    """A loader of the same samples in these batches."""
     return DataLoader(
-        source.dataset,
+        loader.dataset,
         batch_sampler=groups,
-        collate_fn=source.collate_fn,
-        num_workers=source.num_workers,
-        worker_init_fn=source.worker_init_fn,
-        multiprocessing_context=source.multiprocessing_context,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from lowland.cli.app import Json, Quiet, app, home, typed
+from lowland.cli.showing import show_analysis
 from lowland.cli.terminal import Results, fate_of, progress
 from lowland.errors import InputError
 from lowland.experiment import SETTINGS, Configuration
@@ -32,13 +33,11 @@ def train(
     """
     configuration = Configuration.of(settings)
     from lowland.atomic import check_writable
-    from lowland.findings import to_json
-    from lowland.results import REPORT
 
     out = home(out)
     check_writable(out)
-    with Results() as results, fate_of(out, "the result"):
-        with progress(quiet) as say:
+    with Results() as results:
+        with progress(quiet) as say, fate_of(out, "the result"):
             say("loading torch")
             from lowland.experiment.recording import analysed
             from lowland.experiment.subject import Subject
@@ -60,14 +59,7 @@ def train(
             analysis = analysed(
                 configuration, subject, training, command=typed(), out=out, progress=say
             )
-        if as_json:
-            results.json(
-                {**to_json(analysis.results)[0], "answer": analysis.answer, "out": str(out)}
-            )
-        else:
-            from lowland.cli.summary import draw_results
-
-            results.text(lambda c: draw_results(c, analysis, out / REPORT))
+        show_analysis(results, analysis, out, as_json)
 
 
 def _with_settings() -> inspect.Signature:

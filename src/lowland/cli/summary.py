@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from lowland.budget import in_words
 from lowland.report.numbers import number
 from lowland.report.words import standing
 
@@ -44,6 +45,14 @@ def draw_results(console: Console, analysis: "Analysis", path: Path) -> None:
     for note in results.notes:
         console.print(Text(f"note: {note}"))
     console.print()
+    course = results.course
+    if course.planned is not None:
+        console.print(Text(f"plan: {course.planned}"))
+    if course.predicted is not None:
+        spent, predicted = in_words(course.spent), in_words(course.predicted)
+        console.print(Text(f"it took {spent}, predicted {predicted}"))
+    if course.stopped is not None:
+        console.print(Text(f"ended early: {course.stopped}"))
     # Not broken over lines, so that it can be copied.
     console.print(Text(f"report: {path}"), soft_wrap=True)
 

@@ -3,18 +3,23 @@
 import contextlib
 import io
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from lowland.budget import Stage, in_words
 from lowland.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 80  # also on a wider terminal: lines of text beyond it are hard to read
+
+SILENCE = 5.0  # seconds between lines of progress, and of a stage that deserves one of its own
 
 interrupts: list[int] = []  # the signals that came, also those whose exception was swallowed
 
@@ -89,34 +94,51 @@ class Results:
 
 @contextlib.contextmanager
 def progress(quiet: bool) -> Iterator[Say]:
-    """A line on stderr that tells the present stage; plain lines where there is no terminal."""
+    """Tell stages on stderr: a bar with the time left or, where there is no terminal, lines."""
     if quiet:
         yield lambda stage: _go_on()
         return
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status("starting") as status:
-
-            def spin(stage: str) -> None:
-                _go_on()
-                status.update(Text(stage))
-
-            yield spin
+    if not console.is_terminal:
+        yield _lines()
         return
-    told = ""
+    from lowland.cli.bar import bar
 
-    def line(stage: str) -> None:
-        nonlocal told
+    with bar(console) as draw:
+
+        def drawn(stage: str) -> None:
+            _go_on()
+            draw(stage)
+
+        yield drawn
+
+
+def _lines() -> Say:
+    """One line for each kind of stage and for each that takes long, and some in between."""
+    kind_told, time_told = "", -math.inf
+
+    def tell(stage: str) -> None:
+        nonlocal kind_told, time_told
         _go_on()
-        kind = stage.split(": ")[0]
-        if kind != told:  # one line for each stage, not for each epoch
-            told = kind
-            complain(kind)
+        now, kind = time.monotonic(), stage.split(": ")[0]
+        if isinstance(stage, Stage) and stage.lasting:
+            complain(stage)
+            return
+        takes = getattr(stage, "takes", None) or 0.0
+        if kind == kind_told and takes < SILENCE and now - time_told < SILENCE:
+            return
+        done, left = getattr(stage, "done", None), getattr(stage, "left", None)
+        shown = kind
+        if done is not None and left is not None:
+            shown = f"{stage} ({done:.0%} done, about {in_words(left)} left)"
+        elif kind == kind_told:
+            shown = stage
+        kind_told, time_told = kind, now
+        complain(shown)
 
-    yield line
+    return tell
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from lowland.cli.app import Json, Quiet, app, home, typed
+from lowland.cli.showing import show_analysis
 from lowland.cli.terminal import Results, Say, fate_of, progress
 from lowland.errors import InputError
 from lowland.usercode import called, imported, loss_named
@@ -27,6 +28,9 @@ def analyze(
     layer: str | None = None,
     loss: str = LOSS,
     gauge: Literal["given", "balanced"] = "given",
+    measures: Annotated[list[str] | None, Parameter(negative="")] = None,
+    budget: str | None = None,
+    title: str | None = None,
     data_dir: Path | None = None,
     seed: int = 0,
     out: Path = Path("lowland-report"),
@@ -57,6 +61,15 @@ def analyze(
     gauge
         balanced: rescale hidden units to equal norms in and out first, so that the split does
         not depend on how they happen to be scaled.
+    measures
+        Names, separated by commas, or none for the outcome alone; by default all that need no
+        training. `lowland measures` lists them.
+    budget
+        How long it may take: 90s, 5m, 1h30m, or none. By default 5m, or none if measures are
+        named. What does not fit is listed with the time that it would take. Ctrl-C ends it
+        early, and what is done by then is written.
+    title
+        How the report calls it.
     data_dir
         Folder with MNIST/, cifar-10-batches-py/, ... in torchvision's layout (default:
         the environment variable LOWLAND_DATA).
@@ -68,28 +81,36 @@ def analyze(
     """
     _check_whose(model, checkpoint, data, loss)
     from lowland.atomic import check_writable
-    from lowland.findings import to_json
-    from lowland.results import REPORT
+    from lowland.budget import seconds
 
     out = home(out)
     check_writable(out)
-    with Results() as results, fate_of(out, "the result"):
-        with progress(quiet) as say:
+    if budget is not None:
+        seconds(budget)  # an error in words before anything is loaded
+    with Results() as results:
+        with progress(quiet) as say, fate_of(out, "the result"):
             say("loading torch")
             from lowland.analysis import analyze as run
 
-            problem, title, origin = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
+            named = _names(measures)
+            problem, own, origin = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
             # The demo is the paper's network, with the paper's number in all of its layers.
-            found = run(
-                problem, layer, out=out, title=title, origin=origin, gauge=gauge,
-                n_sharp=10 if model is None else "share", progress=say,
+            analysis = run(
+                problem, layer, out=out, title=title or own, origin=origin, gauge=gauge,
+                n_sharp=10 if model is None else "share", measures=named, budget=budget,
+                progress=say,
             )  # fmt: skip
-        if as_json:
-            results.json({**to_json(found.results)[0], "answer": found.answer, "out": str(out)})
-        else:
-            from lowland.cli.summary import draw_results
+        show_analysis(results, analysis, out, as_json)
 
-            results.text(lambda c: draw_results(c, found, out / REPORT))
+
+def _names(measures: list[str] | None) -> list[str] | None:
+    """The measures that were named, by commas or one by one; an error if there is no such one."""
+    if measures is None:
+        return None
+    from lowland.measures import chosen_measures
+
+    names = [name for part in measures for name in part.replace(",", " ").split()]
+    return [] if names == ["none"] else list(chosen_measures(names))
 
 
 @app.command
@@ -219,7 +240,9 @@ def _list_measures(as_json: bool, quiet: bool) -> None:
 
             known = registered().values()
         if as_json:
-            rows = [{k: v for k, v in vars(m).items() if k != "function"} for m in known]
+            rows = [
+                {k: v for k, v in vars(m).items() if k not in ("function", "cost")} for m in known
+            ]
             results.json([{**row, "invariant": sorted(row["invariant"])} for row in rows])
         else:
             from lowland.cli.summary import draw_measures

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock
 from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
-from lowland.curvature.probes import remainder_diagonal, remainder_trace
+from lowland.curvature.probes import SHIFT, remainder_diagonal, remainder_trace
 from lowland.curvature.products import DoubleBackward
 from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.second_derivatives import way
@@ -193,6 +194,24 @@ def diagonal(
             entries[name] = entries[name] + value if name in entries else value
             stderr[name] = estimate.stderr[place].view_as(p)
     return Diagonal({name: entries[name] for name in problem.params}, stderr, samples)
+
+
+def remainder_work(problem: Problem, limit: int) -> Work:
+    """What a trace or diagonal of the Hessian takes beside the exact one of the GGN.
+
+    With ``limit`` as the most passes or products, and as :meth:`_Plan.of` decides.
+    """
+    seen = list(parameters(problem).values())
+    curved = [layer for layer in seen if layer.curved and not layer.in_series]
+    work = Work()
+    if not few_outputs(problem):
+        work += SHIFT.times(limit)
+    elif curved:
+        exactly = sum(map(passes, curved))
+        work += Work(products=exactly) if exactly <= limit else SHIFT.times(limit)
+    if any(layer.in_series for layer in seen) or len(seen) < len(problem.params):
+        work += Work(columns=limit)
+    return work
 
 
 @dataclass(frozen=True)

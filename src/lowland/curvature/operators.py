@@ -12,6 +12,7 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.budget import check_time
 from lowland.curvature import block_products, products
 from lowland.curvature.block_products import BlockProduct, ColumnByColumn, Matrix, Tapes
 from lowland.curvature.jacobians import check_output_differences, jacobian_way
@@ -124,6 +125,7 @@ class Curvature(ABC):
         with contextlib.nullcontext() if self.kept else self.problem.measuring():
             for product in self._graphs or self._made():
                 for rows, parts in product(directions):
+                    check_time()
                     for where, part in zip(self.slices.values(), parts, strict=True):
                         if part is not None:
                             sums[rows, where].view_as(part).add_(part)

@@ -18,6 +18,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.budget import Work
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.layer_search import Layer
@@ -27,6 +28,8 @@ from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.problem import Problem
 
+# What one draw takes: it differentiates three times, once through the graph of a gradient.
+SHIFT = Work(products=1, gradients=2)
 METHOD = "random shifts of each sample's outputs"
 
 # Draws, over samples and passes, before the first look at their spread.
@@ -38,6 +41,11 @@ _TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviation
 _HELD = 1 << 24
 # Weights drawn at once for samples that show a layer several positions.
 _DRAWN = 1 << 24
+
+
+def _first_passes(samples: int) -> int:
+    """Passes before the first look: an error from few draws is one itself of little certainty."""
+    return 2 ** math.ceil(math.log2(max(4, _DRAWS / samples)))
 
 
 def remainder_trace(
@@ -64,9 +72,7 @@ def remainder_trace(
     # One row for each parameter, and one for all: cross terms make the parts depend on each other.
     shape = len(names) + 1, len(problem.train)
     moments = _Moments(torch.zeros(shape, dtype=torch.float64, device=problem.device))
-    # A standard error from few draws is one itself of little certainty.
-    least = max(4, math.ceil(_DRAWS / len(problem.train)))
-    passes, wanted = 0, min(max_passes, 2 ** math.ceil(math.log2(least)))
+    passes, wanted = 0, min(max_passes, _first_passes(len(problem.train)))
     most = max(1, _HELD // moments.mean.numel())
     while True:
         while passes < wanted:

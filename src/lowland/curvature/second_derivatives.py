@@ -55,6 +55,7 @@ _CONFIRMED: WeakSet[Problem] = WeakSet()  # whose loss is differentiated twice r
 
 def way(problem: Problem) -> Way:
     """The first way of multiplying by the Hessian that differences of gradients confirm."""
+    problem = problem.whole
     if problem not in _CHOSEN:
         with problem.measuring():
             _CHOSEN[problem] = _first_right(problem)

@@ -4,10 +4,11 @@ The room is called ``dual`` because ``lowland.duality`` is the function.
 """
 
 from lowland.dual.basis import ALL_DIRECTIONS
-from lowland.dual.choice import Choice, choose
+from lowland.dual.choice import Choice, choose, usual
 from lowland.dual.decomposition import Rule, duality
 from lowland.dual.pairing import Pairs, pair
 from lowland.dual.shifts import layers_with_dual
+from lowland.dual.work import pairing_work, split_work
 
 __all__ = [
     "ALL_DIRECTIONS",
@@ -18,4 +19,7 @@ __all__ = [
     "duality",
     "layers_with_dual",
     "pair",
+    "pairing_work",
+    "split_work",
+    "usual",
 ]

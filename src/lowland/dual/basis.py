@@ -55,9 +55,9 @@ def bases(
     problem: Problem, chosen: list[Layer], kind: Kind, directions: int | None
 ) -> dict[str, Basis]:
     """The directions of each layer by its name; layers share passes over the data."""
-    routes = {layer.name: _route(problem, layer, kind, directions) for layer in chosen}
+    routes = {layer.name: route(problem, layer, kind, directions) for layer in chosen}
     by_name = {}
-    dense = [name for name, route in routes.items() if route == "dense"]
+    dense = [name for name, way in routes.items() if way == "dense"]
     for name, H in layer_hessians(problem, dense, kind).items():
         values, vectors = torch.linalg.eigh(H)
         by_name[name] = Basis(values, vectors, "all, from the exact dense block")
@@ -77,7 +77,8 @@ def bases(
     }
 
 
-def _route(problem: Problem, layer: Layer, kind: Kind, directions: int | None) -> str:
+def route(problem: Problem, layer: Layer, kind: Kind, directions: int | None) -> str:
+    """How the directions are found: from the dense block, its factors, or products."""
     M = layer.size
     held, used = factor_bytes(problem, layer, kind)
     fits = kind != "hessian" or passes(layer) <= _PASSES

@@ -33,20 +33,21 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     the last layer whose do. Samples are paired by the distance of their inputs or, where these are
     no points in space, by what that layer sees.
     """
-    usual = _usual(problem) if name is None else layer(problem, name).name
+    first = usual(problem) if name is None else layer(problem, name).name
     notes = []
     try:
         pairs = pair(problem)
     except InputError as error:
-        pairs = pair(problem, space=usual)
-        notes.append(f"Samples were paired by what layer {usual!r} sees: {error}.")
-    if name is None and (useful := _useful(problem, usual, pairs)) != usual:
-        notes.append(f"Layer {usual!r} has no useful dual, so {useful!r} was decomposed.")
+        pairs = pair(problem, space=first)
+        notes.append(f"Samples were paired by what layer {first!r} sees: {error}.")
+    if name is None and (useful := _useful(problem, first, pairs)) != first:
+        notes.append(f"Layer {first!r} has no useful dual, so {useful!r} was decomposed.")
         return Choice(useful, pairs, tuple(notes))
-    return Choice(usual, pairs, tuple(notes))
+    return Choice(first, pairs, tuple(notes))
 
 
-def _usual(problem: Problem) -> str:
+def usual(problem: Problem) -> str:
+    """The dense layer before the last of those whose directions can all be computed."""
     dense = [
         candidate
         for candidate in layers_with_dual(problem).values()
@@ -58,18 +59,18 @@ def _usual(problem: Problem) -> str:
     return small[-2].name if len(small) > 1 else small[0].name
 
 
-def _useful(problem: Problem, usual: str, pairs: Pairs) -> str:
+def _useful(problem: Problem, first: str, pairs: Pairs) -> str:
     """The usual layer or, if data goes around it, the last one that has a useful dual.
 
     Some of the pairs show which layers are far from it: a network with a path around all of its
     layers has none to offer, and each would take the time of several gradients.
     """
     every, few = layers_with_dual(problem), _few(pairs)
-    for name in (usual, *(other for other in reversed(every) if other != usual)):
+    for name in (first, *(other for other in reversed(every) if other != first)):
         candidate = every[name]
         if held_bytes(candidate, len(pairs)) > problem.memory:
-            if name == usual:
-                return usual  # which the decomposition will refuse, with what it needs
+            if name == first:
+                return first  # which the decomposition will refuse, with what it needs
             continue
         try:
             if len(few) < len(pairs):
@@ -80,7 +81,7 @@ def _useful(problem: Problem, usual: str, pairs: Pairs) -> str:
                 return name
         except NoDual:
             continue
-    return usual
+    return first
 
 
 def _few(pairs: Pairs) -> Pairs:

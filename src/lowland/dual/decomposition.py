@@ -13,7 +13,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, SupportsIndex, TypedDict, Unpack, get_args, overload
 
 import torch
@@ -64,6 +64,7 @@ class _Options(TypedDict, total=False):
     pairs: Pairs | None
     gauge: Gauge
     cut: float | None
+    curvature: Problem | None
     leading_order: bool
     widths: bool | int
     seed: int
@@ -87,6 +88,7 @@ def duality(
     pairs: Pairs | None = None,
     gauge: Gauge = "given",
     cut: float | None = None,
+    curvature: Problem | None = None,
     leading_order: bool = False,
     widths: bool | int = False,
     seed: int = 0,
@@ -110,6 +112,8 @@ def duality(
             equal norms of incoming and outgoing weights. In this gauge the split depends on the
             function only; in the ``"given"`` one also on how the units happen to be scaled.
         cut: for layers that see several positions, see :func:`dual_shifts`.
+        curvature: the problem with the samples whose curvature gives the directions, if these are
+            not all: see :meth:`Problem.subset`.
         leading_order: also compute the supplement's approximations (Eq. 13-17).
         widths: also compute the flatness F_n: of all directions, or of so many, from the sharpest
             to the flattest evenly on a logarithmic scale.
@@ -131,6 +135,7 @@ def duality(
     gap = float(problem.losses("test").double().mean() - problem.losses("train").double().mean())
     if gauge == "balanced":
         problem = balanced(problem)
+        curvature = None if curvature is None else balanced(curvature)
         chosen = [layer_named(problem, layer.name) for layer in chosen]
 
     asked = _Asked(n_sharp, basis, gauge, leading_order, widths, seed, progress)
@@ -140,7 +145,12 @@ def duality(
         progress(f"duality of {_listed(group)}: dual weights")
         paired = dual_shifts(problem, group, pairs, cut)
         progress(f"duality of {_listed(group)}: directions")
-        directions_of = bases(problem, group, basis, directions)
+        directions_of = bases(curvature or problem, group, basis, directions)
+        if curvature is not None:
+            part = f"from {curvature.count():,} of {problem.count():,} samples"
+            directions_of = {
+                n: replace(b, route=f"{b.route}, {part}") for n, b in directions_of.items()
+            }
         for layer in group:
             try:
                 decompositions[layer.name] = _decomposed(

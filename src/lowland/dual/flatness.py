@@ -21,6 +21,8 @@ _OUTPUTS = 1 << 24
 _FAR = 1e3
 _STEPS = 40
 _ACCURACY = 1e-3
+# Points on each line at which the loss is evaluated, as a rule: two factors, two sides.
+CROSSINGS = 4 * 10
 
 
 def flatness(problem: Problem, layer: Layer, E: Tensor, curvature: Tensor) -> dict[str, Tensor]:
@@ -36,7 +38,7 @@ def flatness(problem: Problem, layer: Layer, E: Tensor, curvature: Tensor) -> di
     if loss <= 0:
         return {name: torch.full_like(curvature, torch.nan) for name in FACTORS}
     parts = []
-    block = max(1, min(64, _OUTPUTS // (len(problem.train) * layer.outputs)))
+    block = block_of(problem, layer)
     for some, H in zip(E.split(block, dim=1), curvature.split(block), strict=True):
         line = _Line(problem, layer, some, loss)
         sides = [
@@ -45,6 +47,11 @@ def flatness(problem: Problem, layer: Layer, E: Tensor, curvature: Tensor) -> di
         ]
         parts.append({name: sides[0][name] + sides[1][name] for name in FACTORS})
     return {name: torch.cat([part[name] for part in parts]) for name in FACTORS}
+
+
+def block_of(problem: Problem, layer: Layer) -> int:
+    """How many directions move together."""
+    return max(1, min(64, _OUTPUTS // (len(problem.train) * layer.outputs)))
 
 
 class _Line:

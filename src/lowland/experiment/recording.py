@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lowland.analysis import analyze
+from lowland.budget import EVERYTHING
 from lowland.dual import duality, pair
 from lowland.experiment.configuration import FACTORS, SETTINGS, Configuration
 from lowland.experiment.subject import Subject
@@ -93,7 +94,7 @@ def analysed(
     A brief one has only the measures and widths that are named. Otherwise, where none are named,
     they are those of :func:`lowland.analyze`.
     """
-    return analyze(
+    analysis = analyze(
         subject.problem(),
         configuration.layers[0] if configuration.layers else None,
         out=out,
@@ -104,8 +105,12 @@ def analysed(
         measures=configuration.measures if brief else configuration.measures or None,
         widths=configuration.widths if brief else configuration.widths or None,
         brief=brief,
+        budget=EVERYTHING,  # the speed of a machine decides nothing in a record
         progress=progress,
     )
+    if brief and analysis.results.course.interrupted:  # a run is whole or it is none
+        raise KeyboardInterrupt
+    return analysis
 
 
 def origin(subject: Subject, training: Training, command: str | None = None) -> Origin:
@@ -135,7 +140,5 @@ def _rescaled(configuration: Configuration, subject: Subject) -> dict[str, dict[
     for by in configuration.rescalings:
         problems[by] = rescale(double, by, FACTORS[by])  # type: ignore[arg-type]
     names = list(configuration.measures)
-    return {
-        by: {name: row.value for name, row in measure(problem, names).items()}
-        for by, problem in problems.items()
-    }
+    measured = {by: measure(problem, names).whole() for by, problem in problems.items()}
+    return {by: {name: row.value for name, row in rows.items()} for by, rows in measured.items()}

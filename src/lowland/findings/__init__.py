@@ -9,6 +9,7 @@ from lowland.findings.convergence import Convergence, State
 from lowland.findings.document import (
     FORMAT,
     Check,
+    Course,
     MeasureRow,
     Origin,
     Outcome,
@@ -46,6 +47,7 @@ __all__ = [
     "Change",
     "Check",
     "Convergence",
+    "Course",
     "Decomposition",
     "Decompositions",
     "Differences",

@@ -12,7 +12,7 @@ from lowland.findings.encoding import Arrays, decode, encode
 from lowland.findings.split import Decomposition, LayerRow
 
 # Goes up by one whenever a type below, or one that it holds, changes.
-FORMAT = 4
+FORMAT = 5
 
 Scalar = bool | int | float | str | None
 
@@ -92,7 +92,25 @@ class MeasureRow:
     reason: str | None
     seconds: float
     gradients: float | None  # the same in gradients of the training loss
+    predicted: (
+        float | None
+    )  # seconds, before it began; with what it shares with others, if left out
+    samples: int | None  # of the subset that it is from; None if it is from all data
     parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Course:
+    """The time of an analysis: what was planned before it began, and whether it ended early."""
+
+    budget: float | None  # seconds; None if there was no limit
+    gradient: float | None  # seconds of one gradient of the training loss
+    planned: str | None  # in words
+    predicted: float | None  # seconds of all that was planned
+    spent: float  # seconds of the same, as it came
+    samples: int | None  # of the subset that some numbers are from; None if all are from all data
+    stopped: str | None  # why it ended early
+    interrupted: bool  # whether that was Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -113,6 +131,7 @@ class Results:
     lowland: str  # the version that made it
     created: str  # ISO 8601
     seconds: float
+    course: Course
     origin: Origin
     subject: Subject
     outcome: Outcome

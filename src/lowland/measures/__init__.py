@@ -1,18 +1,35 @@
 """Measures of flatness and generalisation, one file each."""
 
-from lowland.measures.convergence import convergence
-from lowland.measures.registry import Measure, Measurement, Measurements, measure, registered
-from lowland.measures.sharing import sharing
+from lowland.measures.convergence import CONVERGENCE_WORK, convergence
+from lowland.measures.measuring import Measurement, Measurements, Measuring, measure
+from lowland.measures.planning import Copies, Task
+from lowland.measures.registry import Measure, chosen_measures, registered
+from lowland.measures.schedule import Progress, Schedule, silent
+from lowland.measures.shared.decomposed import decomposition
+from lowland.measures.sharing import share, sharing
 from lowland.measures.stressed import Stress, stress
+from lowland.measures.subsets import Subset, stratified
 
 __all__ = [
+    "CONVERGENCE_WORK",
+    "Copies",
     "Measure",
     "Measurement",
     "Measurements",
+    "Measuring",
+    "Progress",
+    "Schedule",
     "Stress",
+    "Subset",
+    "Task",
+    "chosen_measures",
     "convergence",
+    "decomposition",
     "measure",
     "registered",
+    "share",
     "sharing",
+    "silent",
+    "stratified",
     "stress",
 ]

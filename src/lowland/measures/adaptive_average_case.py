@@ -1,7 +1,7 @@
 """The average rise of the training loss under noise in proportion to each weight."""
 
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.average_rise import average_rise
+from lowland.measures.shared.average_rise import AVERAGE_RISE, average_rise
 from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
@@ -15,7 +15,9 @@ RHO = 0.05
     definition="How much the training loss rises on average when every weight changes at random by "
     "a few per cent of itself.",
     citation="Andriushchenko et al., ICML 2023",
+    sampled=True,
     sharper="higher",
+    cost=AVERAGE_RISE,
     invariant=("layers", "units"),
 )
 def adaptive_average_case(problem: Problem) -> Value:

@@ -1,7 +1,7 @@
 """The worst rise of the training loss when every weight changes in proportion to itself."""
 
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.ascent import worst_rise
+from lowland.measures.shared.ascent import WORST_RISE, worst_rise
 from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.problem import Problem
 
@@ -15,7 +15,9 @@ RHO = 0.05
     definition="How much the training loss can rise when the relative changes of all weights "
     "together have a small norm.",
     citation="Kwon et al., ICML 2021 (ASAM); Andriushchenko et al., ICML 2023",
+    sampled=True,
     sharper="higher",
+    cost=WORST_RISE,
     invariant=("layers", "units"),
 )
 def adaptive_worst_case(problem: Problem) -> Value:

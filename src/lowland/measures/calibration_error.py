@@ -2,8 +2,10 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.class_scores import class_scores
+from lowland.measures.sharing import on_test
 from lowland.problem import Problem
 
 _BINS = 15  # as in Guo et al.
@@ -17,6 +19,7 @@ _BINS = 15  # as in Guo et al.
     "probability) is from the share of them that is right, in the mean over bins of confidence.",
     citation="Naeini et al., AAAI 2015; Guo et al., ICML 2017",
     sharper=None,
+    cost=on_test(Work(forwards=1)),
     needs_test=True,
     invariant=("layers", "units"),
 )

@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.curvature import (
     Hessian,
     rounding,
@@ -23,6 +24,7 @@ from lowland.problem import Problem
     "data, or with softmax outputs, has directions without curvature, and then there is none.",
     citation="Sagun et al. 2017, arXiv:1706.04454",
     sharper="higher",
+    cost=Work(products=2, needs=(whole_hessian, hessian_spectrum)),
 )
 def condition_number(problem: Problem) -> Value:
     """From all eigenvalues of a small network, and from both ends of a large one's spectrum."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from lowland.budget import Work
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.findings import Convergence, Decomposition, State, TrainingRecord
@@ -21,6 +22,9 @@ FITTED = 0.01  # of the constant prediction's loss: what is left is too little t
 LEARNED = 0.05  # share of the constant's loss or error that a trained network is below it
 # In more samples than these any gradient is beyond its standard error, for SGD never stands still.
 SAMPLES = 1000
+
+
+CONVERGENCE_WORK = Work(needs=(sample_gradients,))
 
 
 def convergence(

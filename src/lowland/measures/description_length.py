@@ -1,5 +1,6 @@
 """The bits that it takes to write down the weights."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.half_widths import half_widths
 from lowland.problem import Problem
@@ -12,7 +13,9 @@ from lowland.problem import Problem
     definition="How many bits the weights take when each is written only as precisely as the flat "
     "box demands: flat minima have short descriptions.",
     citation="Hochreiter & Schmidhuber, Neural Computation 1997",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(half_widths,)),
     invariant=("layers", "units"),
 )
 def description_length(problem: Problem) -> Value:

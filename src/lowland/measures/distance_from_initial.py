@@ -3,6 +3,7 @@
 import math
 
 from lowland.measures.registry import Value, register
+from lowland.measures.sharing import FREE
 from lowland.problem import Problem
 
 
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     definition="The Euclidean distance of the parameters from those that the training began with.",
     citation="Nagarajan & Kolter, 2019; Jiang et al., ICLR 2020",
     sharper="higher",
+    cost=FREE,
     needs_initial=True,
 )
 def distance_from_initial(problem: Problem) -> Value:

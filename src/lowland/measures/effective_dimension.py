@@ -1,5 +1,6 @@
 """Effective dimensionality of the whole network's curvature."""
 
+from lowland.budget import Work
 from lowland.curvature import (
     effective_dimension as dimension_of,
 )
@@ -20,11 +21,13 @@ OPEN = 0.5  # a dimension with a larger standard error, as a share of it, is non
     "Gauss-Newton one, which has no negative directions.",
     citation="MacKay, NeurIPS 1991; Maddox, Benton & Wilson 2020, arXiv:2003.02139",
     sharper="higher",
+    cost=Work(needs=(ggn_spectrum,)),
 )
 def effective_dimension(problem: Problem) -> Value:
     """By block Lanczos quadrature, or from all eigenvalues of a small network."""
     spectrum = ggn_spectrum(problem)
-    dimension = dimension_of(spectrum, alpha=1 / problem.count(), rank=ggn_rank(problem))
+    alpha = 1 / problem.whole.count()
+    dimension = dimension_of(spectrum, alpha=alpha, rank=ggn_rank(problem))
     if not dimension.stderr <= OPEN * dimension.value:
         raise InputError(f"the quadrature leaves it open: {dimension!r}")
     return value_of(dimension, spectrum)

@@ -1,7 +1,7 @@
 """The average rise of the training loss under isotropic noise on the weights."""
 
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.average_rise import average_rise
+from lowland.measures.shared.average_rise import AVERAGE_RISE, average_rise
 from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
@@ -15,7 +15,9 @@ SIGMA = 0.01
     definition="How much the training loss rises on average under Gaussian noise of one size on "
     "all weights.",
     citation="Neyshabur et al., NeurIPS 2017",
+    sampled=True,
     sharper="higher",
+    cost=AVERAGE_RISE,
 )
 def expected_sharpness(problem: Problem) -> Value:
     """Every parameter carries noise, biases and normalisation scales too."""

@@ -1,5 +1,6 @@
 """Fisher-Rao norm."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
@@ -13,7 +14,9 @@ from lowland.problem import Problem
     "up: the diagonal form of w^T F w, whose value with the whole empirical Fisher matrix F is the "
     "part inner_product.",
     citation="Liang et al., AISTATS 2019; Tsuzuku et al., ICML 2020, Eq. 25",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(sample_gradients,)),
     invariant=("layers", "units"),
 )
 def fisher_rao(problem: Problem) -> Value:

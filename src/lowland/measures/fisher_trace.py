@@ -1,5 +1,6 @@
 """Trace of the empirical Fisher matrix."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
@@ -12,7 +13,9 @@ from lowland.problem import Problem
     definition="The mean squared length of the samples' own gradients, which is the trace of the "
     "empirical Fisher matrix.",
     citation="Jastrzebski et al., ICML 2021",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(sample_gradients,)),
 )
 def fisher_trace(problem: Problem) -> Value:
     """With each parameter's share."""

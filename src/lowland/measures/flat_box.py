@@ -1,5 +1,6 @@
 """The size of the box around the weights in which the training loss stays low."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.half_widths import half_widths
 from lowland.problem import Problem
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     "corners raise the training loss by a tenth, each weight taking an equal share.",
     citation="Hochreiter & Schmidhuber, Neural Computation 1997",
     sharper="lower",
+    cost=Work(needs=(half_widths,)),
 )
 def flat_box(problem: Problem) -> Value:
     """The mean log2 of the half-widths.

@@ -1,7 +1,8 @@
 """The flat part of the gap."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.decomposed import method, useful_decomposition
+from lowland.measures.shared.decomposed import decomposition, method, useful_decomposition
 from lowland.problem import Problem
 
 
@@ -12,6 +13,7 @@ from lowland.problem import Problem
     definition="What all other directions of that layer add to the gap.",
     citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
+    cost=Work(needs=(decomposition,)),
     needs_test=True,
     invariant=("layers",),
 )

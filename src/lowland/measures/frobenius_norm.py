@@ -1,5 +1,6 @@
 """Frobenius norm of the whole network's Hessian."""
 
+from lowland.budget import Work
 from lowland.curvature import (
     frobenius_norm as norm_of,
 )
@@ -16,7 +17,9 @@ from lowland.problem import Problem
     definition="The root of the sum of all squared curvatures: it weighs sharp directions more "
     "than the trace does.",
     citation="Yao et al., NeurIPS 2018",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(hessian_spectrum,)),
 )
 def frobenius_norm(problem: Problem) -> Value:
     """From all eigenvalues, or the leading ones and a sample of the others."""

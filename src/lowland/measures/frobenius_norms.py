@@ -2,8 +2,9 @@
 
 import math
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.layer_spectra import layer_matrices
+from lowland.measures.shared.layer_spectra import layer_matrices, matrix_layers
 from lowland.problem import Problem
 
 
@@ -17,6 +18,7 @@ from lowland.problem import Problem
     "other.",
     citation="Neyshabur, Tomioka & Srebro, COLT 2015",
     sharper="higher",
+    cost=Work(needs=(matrix_layers,)),
     invariant=("layers",),
 )
 def frobenius_norms(problem: Problem) -> Value:

@@ -1,8 +1,10 @@
 """The generalisation gap."""
 
+from lowland.budget import Work
 from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import loss_error
+from lowland.measures.sharing import on_test
 from lowland.problem import Problem
 
 
@@ -13,6 +15,7 @@ from lowland.problem import Problem
     definition="How much more the model loses on unseen data than on its training data.",
     citation="Feng & Tu, 2022, Fig. S3",
     sharper=None,
+    cost=lambda problem: Work(forwards=1) + on_test(Work(forwards=1))(problem),
     needs_test=True,
     invariant=("layers", "units"),
 )

@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.gradient_variance import gradient_variance
 from lowland.measures.registry import Value, register
@@ -17,6 +18,7 @@ from lowland.problem import Problem
     "gradient itself.",
     citation="McCandlish et al., 2018",
     sharper=None,
+    cost=Work(needs=(sample_gradients,)),
 )
 def gradient_noise_scale(problem: Problem) -> Value:
     """Not defined at an exact minimum, where the mean gradient is zero."""

@@ -1,5 +1,6 @@
 """Variance of the samples' gradients."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
@@ -12,7 +13,9 @@ from lowland.problem import Problem
     definition="How far the samples' own gradients scatter about their mean: the noise of "
     "stochastic gradients of one sample.",
     citation="Jiang et al., ICLR 2020",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(sample_gradients,)),
 )
 def gradient_variance(problem: Problem) -> Value:
     """The mean square less the square of the mean, with each parameter's share."""

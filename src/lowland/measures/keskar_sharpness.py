@@ -1,7 +1,7 @@
 """The sharpness of Keskar et al. over all weights."""
 
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.box_maximum import box_sharpness
+from lowland.measures.shared.box_maximum import BOX_MAXIMUM, box_sharpness
 from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
@@ -15,7 +15,9 @@ START = 0.1  # standard deviation of the starting point, in half-widths of the b
     definition="How much the training loss can rise in a small box around the weights, against "
     "one plus the loss; percent is the same times 100, as the paper tabulates it.",
     citation="Keskar et al., ICLR 2017",
+    sampled=True,
     sharper="higher",
+    cost=BOX_MAXIMUM,
 )
 def keskar_sharpness(problem: Problem) -> Value:
     """At most ten iterations from a seeded random point near the centre of the box."""

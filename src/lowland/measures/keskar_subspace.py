@@ -3,14 +3,22 @@
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.keskar_sharpness import START
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.box_maximum import box_sharpness
+from lowland.measures.shared.box_maximum import BOX_MAXIMUM, box_sharpness
 from lowland.measures.shared.neighbourhood import Noise, neighbourhood
 from lowland.problem import Problem
 
 COLUMNS = 100  # the paper's
+
+
+def subspace_work(problem: Problem) -> Work:
+    """The search, with products of the weights with 100 columns for each gradient."""
+    size = sum(p.numel() for p in problem.params.values())
+    flops = 4 * size * COLUMNS * BOX_MAXIMUM.gradients + 2 * size * COLUMNS**2
+    return BOX_MAXIMUM + Work(flops=flops)
 
 
 @register(
@@ -21,7 +29,9 @@ COLUMNS = 100  # the paper's
     definition="How much the training loss can rise in a small box within a random subspace of the "
     "weights, against one plus the loss.",
     citation="Keskar et al., ICLR 2017",
+    sampled=True,
     sharper="higher",
+    cost=subspace_work,
 )
 def keskar_subspace(problem: Problem) -> Value:
     """As over all weights; the entries of A are standard normal, which the paper leaves open.

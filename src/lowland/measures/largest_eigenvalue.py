@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.spectrum import TOLERANCE, leading, search
@@ -14,7 +15,9 @@ from lowland.problem import Problem
     formula="max_v v^T H v, |v| = 1",
     definition="The curvature of the training loss along its sharpest direction.",
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(leading,)),
 )
 def largest_eigenvalue(problem: Problem) -> Value:
     """Lanczos; the residual bounds the distance to an eigenvalue."""

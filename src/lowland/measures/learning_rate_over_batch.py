@@ -5,6 +5,7 @@ from numbers import Real
 
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.sharing import FREE
 from lowland.problem import Problem
 
 
@@ -16,6 +17,7 @@ from lowland.problem import Problem
     "minima that it stays in.",
     citation="Jastrzebski et al., 2018; Smith & Le, ICLR 2018",
     sharper="lower",
+    cost=FREE,
     invariant=("layers", "units", "outputs"),
 )
 def learning_rate_over_batch(problem: Problem) -> Value:

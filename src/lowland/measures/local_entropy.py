@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.diagonals import gauss_newton_diagonal
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
@@ -27,6 +28,10 @@ _ACCEPTED = 0.57  # the best rate of the Langevin algorithm (Roberts & Rosenthal
     "Gaussian neighbourhood of the weights; a constant loss L gives -L.",
     citation="Chaudhari et al., ICLR 2017",
     sharper="lower",
+    cost=Work(
+        gradients=_NODES * (_BURN + _BATCHES * _EACH),
+        needs=(neighbourhood, gauss_newton_diagonal),
+    ),
     trains=True,
 )
 def local_entropy(problem: Problem) -> Value:

@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.class_scores import class_scores
 from lowland.measures.sharing import once
@@ -11,7 +12,7 @@ from lowland.problem import Problem
 _SHARE = 0.1
 
 
-@once
+@once(Work(forwards=1))
 def tenth_percentile(problem: Problem) -> float:
     """Of the right class's score less the best other one."""
     found = []
@@ -34,6 +35,7 @@ def tenth_percentile(problem: Problem) -> float:
     "of ten training samples; negative where more than one in ten is classified wrongly.",
     citation="Bartlett, Foster & Telgarsky, NeurIPS 2017; Jiang et al., ICLR 2020",
     sharper="lower",
+    cost=Work(needs=(tenth_percentile,)),
     invariant=("layers", "units"),
 )
 def margin(problem: Problem) -> Value:

@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noise_variances import (
@@ -20,7 +21,9 @@ from lowland.problem import Problem
     definition="The Frobenius norm of every weight matrix times the root of the sum of its "
     "curvatures; biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 13",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(hessian_diagonal,)),
     invariant=("layers", "outputs"),
     loss="normalized_cross_entropy",
 )

@@ -1,5 +1,6 @@
 """Share of eigenvalues near zero."""
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.spectrum import hessian_spectrum, value_of
@@ -17,6 +18,7 @@ OPEN = 0.1  # a share with a larger standard error is none
     "the bulk of the spectral density.",
     citation="Sagun et al. 2017, arXiv:1706.04454; Chaudhari et al., ICLR 2017",
     sharper="lower",
+    cost=Work(needs=(hessian_spectrum,)),
 )
 def near_zero_share(problem: Problem) -> Value:
     """Counted, or between the bounds of the quadrature."""

@@ -1,5 +1,6 @@
 """Share of negative eigenvalues."""
 
+from lowland.budget import Work
 from lowland.curvature import (
     negative_eigenvalues,
 )
@@ -19,6 +20,7 @@ OPEN = 0.1  # a share with a larger standard error is none
     "minimum, so that it tells how far from one the training stopped.",
     citation="Sagun et al. 2017, arXiv:1706.04454",
     sharper=None,
+    cost=Work(needs=(hessian_spectrum,)),
 )
 def negative_share(problem: Problem) -> Value:
     """Counted below rounding, which the method states, in networks that are small enough.

@@ -5,12 +5,27 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lowland.batches import Batch, Inputs
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import standard_error
+from lowland.measures.sharing import on_test
 from lowland.problem import Problem
 
 _SHARE, _DRAWS = 0.1, 8
+
+
+# What a normal number of NumPy's takes, in operations of linear algebra.
+_NORMAL = 400
+
+
+def noise_work(problem: Problem) -> Work:
+    """A pass over the test data for each draw, and the numbers drawn."""
+    if not problem.has_test:
+        return Work()
+    sizes = (t.numel() for t in pytree.tree_leaves(problem.first(1, "test").inputs))
+    numbers = _DRAWS * sum(sizes) * problem.count("test")
+    return on_test(Work(forwards=_DRAWS + 1))(problem) + Work(flops=_NORMAL * numbers)
 
 
 @register(
@@ -21,6 +36,7 @@ _SHARE, _DRAWS = 0.1, 8
     "a tenth of the standard deviation s of all training inputs.",
     citation="Bishop, Neural Computation 1995; Novak et al., ICLR 2018",
     sharper=None,
+    cost=noise_work,
     needs_test=True,
     invariant=("layers", "units"),
 )

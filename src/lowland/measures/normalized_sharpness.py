@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noise_variances import (
@@ -21,7 +22,9 @@ from lowland.problem import Problem
     "plus the squared weights over them, at the best variances (lambda = 1/2); kernel positions "
     "share theirs, biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 17",
+    sampled=True,
     sharper="higher",
+    cost=Work(needs=(best_variances,)),
     invariant=("layers", "units", "outputs"),
     loss="normalized_cross_entropy",
 )

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.balancing import Balanced
 from lowland.measures.shared.noise_variances import as_matrices, best_variances
@@ -25,6 +26,11 @@ _PAIRS, _FRESH = 8, 50  # pairs of opposite noises to fit to, and fresh ones to 
     "small as 20 steps from Eq. 17 make it; for a quadratic loss, Eq. 17's value over 2 sqrt(m).",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 62",
     sharper="higher",
+    cost=Work(
+        gradients=_FITS * _STEPS * 2 * _PAIRS,
+        forwards=_FITS * (2 * _FRESH + 1),
+        needs=(best_variances,),
+    ),
     invariant=("layers", "units", "outputs"),
     loss="normalized_cross_entropy",
     trains=True,

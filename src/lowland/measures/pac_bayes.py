@@ -4,6 +4,7 @@ import math
 
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noisy_weights import (
     averages,
@@ -31,6 +32,7 @@ _FEW, _MANY = 2, 50  # draws to choose sigma by, and fresh ones to certify with
     "or 0 where they are not given; above 1 it says nothing about the error.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 1-4; Germain et al., NeurIPS 2016",
     sharper="higher",
+    cost=Work(forwards=1 + _FEW * len(_SIGMAS) + _MANY),
 )
 def pac_bayes(problem: Problem) -> Value:
     """Sigma from powers of 2, and lambda too: Eq. 1 holds for all of them by a union bound."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noisy_weights import averages, draws, prior_mean
@@ -17,6 +18,7 @@ _EPSILON = 1e-3
 _RISE = 0.1
 _DELTA = 0.05
 _PAIRS = 3
+_EVALUATIONS = 16  # of sigma, as a rule
 _LEAST, _MOST = 1e-6, 1e3  # what counts as a rise; more is cut off, also what overflows
 _RANGE = 2.0**-20, 2.0**20
 
@@ -31,6 +33,7 @@ _RANGE = 2.0**-20, 2.0**20
     "training loss by 0.1; w_0 are the initial weights, or 0 where they are not given.",
     citation="Jiang et al., ICLR 2020, magnitude-aware perturbation bounds (pacbayes-mag-init)",
     sharper="higher",
+    cost=Work(forwards=2 + 2 * _PAIRS * _EVALUATIONS),
 )
 def pac_bayes_magnitude(problem: Problem) -> Value:
     """Sigma by root finding with the same noise throughout; its error becomes the value's.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.losses import resolve
 from lowland.measures.registry import Value, register
@@ -22,6 +23,12 @@ _SIGMAS = tuple(2.0**-k for k in range(1, 13))  # to start from
 _FEW, _MANY = 4, 1000  # draws to choose the start by, and to certify with
 
 
+def optimised_work(problem: Problem) -> Work:
+    """Steps on mini-batches, and draws of weights for all samples."""
+    batch = min(1.0, _BATCH / problem.count())
+    return Work(gradients=_STEPS * batch, forwards=_FEW * len(_SIGMAS) + _MANY + 2)
+
+
 @register(
     title="PAC-Bayes bound, optimised",
     family="bounds",
@@ -32,6 +39,7 @@ _FEW, _MANY = 4, 1000  # draws to choose the start by, and to certify with
     "variances from w on; 1 says nothing.",
     citation="Dziugaite & Roy, UAI 2017",
     sharper="higher",
+    cost=optimised_work,
     needs_initial=True,
     trains=True,
 )

@@ -12,6 +12,7 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.sharing import FREE
 from lowland.problem import Problem
 
 # Large enough to reach where an activation that clips does so.
@@ -27,6 +28,7 @@ _FACTOR = 1e6
     "and its outputs are added. Pooling acts on the squares as it is.",
     citation="Neyshabur, Salakhutdinov & Srebro, NeurIPS 2015; Jiang et al., ICLR 2020",
     sharper="higher",
+    cost=FREE,
     invariant=("layers", "units"),
 )
 def path_norm(problem: Problem) -> Value:

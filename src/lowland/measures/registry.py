@@ -6,22 +6,14 @@ registry and never names one.
 
 import difflib
 import importlib
-import math
 import pkgutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from lowland.errors import InputError
-from lowland.findings import Decomposition, MeasureRow, encode
-from lowland.measures.shared import decomposed
-from lowland.measures.sharing import share, sharing
-from lowland.problem import Problem, differentiating
-from lowland.usercode import blame, described
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lowland.measures.sharing import Cost
+from lowland.problem import Problem
 
 # In the order in which tables show them.
 FAMILIES = (
@@ -65,72 +57,9 @@ class Measure:
     invariant: frozenset[str]
     loss: str | None  # measured with this loss instead of the problem's own
     trains: bool  # optimises or samples for thousands of gradients; runs only when it is named
+    sampled: bool  # whether some of the training samples tell it, with an error bar that holds
+    cost: Cost = field(repr=False)  # what it takes
     function: Callable[[Problem], Value] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measure of one problem: a value with its error, or the reason why there is none."""
-
-    measure: Measure
-    value: float | None
-    stderr: float | None
-    method: str | None
-    reason: str | None
-    seconds: float
-    gradients: float | None = None  # the same in gradients of the training loss
-    parts: dict[str, float] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        if self.value is None:
-            return f"{self.measure.name}: {self.reason}"
-        error = f" ± {self.stderr:.2g}" if self.stderr is not None else ""
-        return f"{self.measure.name}: {self.value:.6g}{error} ({self.method})"
-
-    def row(self) -> MeasureRow:
-        """Value and metadata, as they are saved."""
-        about = {name: value for name, value in vars(self.measure).items() if name != "function"}
-        about["invariant"] = tuple(sorted(self.measure.invariant))
-        rest = {name: value for name, value in vars(self).items() if name != "measure"}
-        return MeasureRow(**about, **rest)
-
-
-class Measurements(Mapping[str, Measurement]):
-    """Measurements of one problem by name."""
-
-    def __init__(self, rows: list[Measurement]) -> None:
-        self._rows = {row.measure.name: row for row in rows}
-
-    def __getitem__(self, name: str) -> Measurement:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __repr__(self) -> str:
-        return "\n".join(map(repr, self._rows.values()))
-
-    def rows(self) -> tuple[MeasureRow, ...]:
-        """Everything, as it is saved."""
-        return tuple(row.row() for row in self._rows.values())
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Everything by name, ready for JSON."""
-        return {row.name: encode(row, {}) for row in self.rows()}
-
-    def to_frame(self) -> "pd.DataFrame":
-        """A table with one row per measure."""
-        import pandas as pd
-
-        columns = ["value", "stderr", "method", "reason", "seconds", "gradients"]
-        return pd.DataFrame(
-            [[vars(row)[c] for c in columns] for row in self._rows.values()],
-            index=pd.Index(self._rows, name="measure"),
-            columns=columns,
-        )
 
 
 _REGISTERED: dict[str, Measure] = {}
@@ -144,20 +73,26 @@ def register(
     definition: str,
     citation: str,
     sharper: Literal["higher", "lower"] | None,
+    cost: Cost,
     needs_test: bool = False,
     needs_initial: bool = False,
     invariant: tuple[str, ...] = (),
     loss: str | None = None,
     trains: bool = False,
+    sampled: bool = False,
 ) -> Callable[[Callable[[Problem], Value]], Callable[[Problem], Value]]:
-    """Make a function of a Problem a measure of the same name."""
+    """Make a function of a Problem a measure of the same name.
+
+    ``cost`` is what it takes: :class:`Work`, or a function of the problem that returns it.
+    """
 
     def add(function: Callable[[Problem], Value]) -> Callable[[Problem], Value]:
         name = function.__name__
         _REGISTERED[name] = Measure(
             name=name, title=title, family=family, formula=formula, definition=definition,
             citation=citation, sharper=sharper, needs_test=needs_test, needs_initial=needs_initial,
-            invariant=frozenset(invariant), loss=loss, trains=trains, function=function,
+            invariant=frozenset(invariant), loss=loss, trains=trains, sampled=sampled,
+            cost=cost, function=function,
         )  # fmt: skip
         return function
 
@@ -173,93 +108,15 @@ def registered() -> dict[str, Measure]:
     return {m.name: m for m in order}
 
 
-@differentiating()
-def measure(
-    problem: Problem,
-    names: list[str] | str | None = None,
-    *,
-    decomposition: Decomposition | None = None,
-    progress: Callable[[str], None] = lambda stage: None,
-) -> Measurements:
-    """Compute measures of a problem: those named, or all that need no training of their own.
-
-    One that does not apply (no test data, a layer it does not know) gives a row with the reason,
-    and the others go on.
-
-    Args:
-        problem: the model and data.
-        names: of the measures.
-        decomposition: what the measures of the duality are read off; by default that of the layer
-            that :func:`lowland.analyze` would choose.
-        progress: called with the name of each measure as it begins.
-    """
+def chosen_measures(names: Sequence[str] | str | None) -> dict[str, Measure]:
+    """The measures of these names, or all that need no training of their own."""
     known = registered()
     if names is None:
-        chosen = [name for name, m in known.items() if not m.trains]
-    else:
-        chosen = [names] if isinstance(names, str) else list(names)
+        return {name: m for name, m in known.items() if not m.trains}
+    chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"no measure named {name!r}; there are {', '.join(known)}{hint}")
-    gradient = _seconds_of_a_gradient(problem)
-    rows = []
-    with sharing():
-        if decomposition is not None:
-            share(decomposed.decomposition, problem, decomposition)
-        problems: dict[str | None, Problem] = {None: problem}
-        for name in chosen:
-            progress(f"measures: {name}")
-            rows.append(_run(known[name], problem, problems, gradient))
-    return Measurements(rows)
-
-
-def _run(
-    chosen: Measure, problem: Problem, problems: dict[str | None, Problem], gradient: float | None
-) -> Measurement:
-    """One measure; ``problems`` has the problem with each loss that was asked for so far."""
-    began = time.perf_counter()
-
-    def row(value: Value | None, reason: str | None) -> Measurement:
-        seconds = time.perf_counter() - began
-        return Measurement(
-            measure=chosen,
-            value=value.value if value else None,
-            stderr=value.stderr if value else None,
-            method=value.method if value else None,
-            reason=reason,
-            seconds=seconds,
-            gradients=seconds / gradient if gradient else None,
-            parts=value.parts if value else {},
-        )
-
-    if chosen.needs_test and not problem.has_test:
-        return row(None, "does not apply: needs test data")
-    if chosen.needs_initial and not problem.has_initial:
-        return row(None, "does not apply: needs the initial weights, Problem(initial=...)")
-    try:
-        if chosen.loss is not None and chosen.loss not in problems:
-            problems[chosen.loss] = problem.with_loss(chosen.loss)
-        value = chosen.function(problems[chosen.loss])
-    except InputError as error:
-        return row(None, f"does not apply: {error}")
-    except Exception as error:  # of the user's code or a defect of ours: the other measures stand
-        where = blame(error) or "in Lowland itself"
-        return row(None, f"failed: {described(error)} ({where})")
-    if not math.isfinite(value.value):
-        return row(None, f"is not finite: {value.method}")
-    return row(value, None)
-
-
-def _seconds_of_a_gradient(problem: Problem) -> float | None:
-    """How long one gradient of the training loss takes, the unit of cost; None if it fails."""
-    times = []
-    for _ in range(2):  # the first also warms up
-        began = time.perf_counter()
-        try:
-            problem.gradient()
-        except Exception:  # the measures that need one say why
-            return None
-        times.append(time.perf_counter() - began)
-    return max(min(times), 1e-9)
+    return {name: known[name] for name in chosen}

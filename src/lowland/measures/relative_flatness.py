@@ -2,6 +2,7 @@
 
 import torch
 
+from lowland.budget import Work
 from lowland.curvature import (
     Layer,
     factors,
@@ -21,7 +22,9 @@ from lowland.problem import Problem
     definition="For the last dense layer before the outputs: the inner products of the rows w_s of "
     "its weight, each times the trace of the block of the Hessian that belongs to the two rows.",
     citation="Petzka et al., NeurIPS 2021",
+    sampled=True,
     sharper="higher",
+    cost=Work(forwards=2),
     invariant=("layers",),
 )
 def relative_flatness(problem: Problem) -> Value:

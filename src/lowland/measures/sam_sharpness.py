@@ -1,5 +1,6 @@
 """The rise of the training loss that one step of SAM finds."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.ascent import uphill
 from lowland.measures.shared.neighbourhood import neighbourhood
@@ -15,7 +16,9 @@ RHO = 0.05  # the paper's default
     definition="How much the training loss rises by one step of fixed length along its gradient: "
     "the first-order guess of the worst perturbation, which SAM trains against.",
     citation="Foret et al., ICLR 2021",
+    sampled=True,
     sharper="higher",
+    cost=Work(forwards=1, needs=(neighbourhood,)),
 )
 def sam_sharpness(problem: Problem) -> Value:
     """One gradient of the whole training set, where SAM itself takes a batch's."""

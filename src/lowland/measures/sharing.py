@@ -6,8 +6,29 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lowland.budget import Work
+
 if TYPE_CHECKING:
     from lowland.problem import Problem
+
+Cost = Work | Callable[["Problem"], Work]
+FREE = Work()  # weights are read, and at most a few samples
+
+
+def work_of(cost: Cost, problem: "Problem") -> Work:
+    """What something of this cost takes on a problem."""
+    return cost if isinstance(cost, Work) else cost(problem)
+
+
+def on_test(passes: Work) -> Callable[["Problem"], Work]:
+    """Passes over the test data, as the share of those over the training data that they are."""
+
+    def cost(problem: "Problem") -> Work:
+        share = problem.count("test") / problem.count() if problem.has_test else 0.0
+        return passes.times(share)
+
+    return cost
+
 
 T = TypeVar("T")
 # By function and problem: another model, loss or data set is another problem.
@@ -16,19 +37,29 @@ _SHARED: ContextVar["dict[tuple[Callable[..., Any], Problem], Any] | None"] = Co
 )
 
 
-def once(function: Callable[["Problem"], T]) -> Callable[["Problem"], T]:
-    """Make a function of a problem compute its value once within :func:`sharing`."""
+def once(
+    cost: Cost = FREE,
+) -> Callable[[Callable[["Problem"], T]], Callable[["Problem"], T]]:
+    """Make a function of a problem compute its value once within :func:`sharing`.
 
-    @functools.wraps(function)
-    def shared(problem: "Problem") -> T:
-        values = _SHARED.get()
-        if values is None:
-            return function(problem)
-        if (shared, problem) not in values:
-            values[shared, problem] = function(problem)
-        return values[shared, problem]
+    ``cost`` is what that takes; a plan counts it once for all measures that name the function under
+    ``needs``.
+    """
 
-    return shared
+    def decorate(function: Callable[["Problem"], T]) -> Callable[["Problem"], T]:
+        @functools.wraps(function)
+        def shared(problem: "Problem") -> T:
+            values = _SHARED.get()
+            if values is None:
+                return function(problem)
+            if (shared, problem) not in values:
+                values[shared, problem] = function(problem)
+            return values[shared, problem]
+
+        shared.cost = cost  # type: ignore[attr-defined]
+        return shared
+
+    return decorate
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """The sharp part of the gap."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.decomposed import method, useful_decomposition
+from lowland.measures.shared.decomposed import decomposition, method, useful_decomposition
 from lowland.problem import Problem
 
 
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     "last, unless others are asked for) add to the gap between test samples and their partners.",
     citation="Feng & Tu, 2022, Sec. 4; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
+    cost=Work(needs=(decomposition,)),
     needs_test=True,
     invariant=("layers",),
 )

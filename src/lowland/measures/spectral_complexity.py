@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.margin import tenth_percentile
 from lowland.measures.registry import Value, register
@@ -22,6 +23,7 @@ from lowland.problem import Problem
     "traded for each other. A part holds the same for the distance from the initial weights.",
     citation="Bartlett, Foster & Telgarsky, NeurIPS 2017",
     sharper="higher",
+    cost=Work(needs=(spectral, tenth_percentile)),
     invariant=("layers", "outputs"),
 )
 def spectral_complexity(problem: Problem) -> Value:

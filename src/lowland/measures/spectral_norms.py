@@ -2,6 +2,7 @@
 
 import math
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.layer_spectra import spectral
 from lowland.problem import Problem
@@ -17,6 +18,7 @@ from lowland.problem import Problem
     "each other.",
     citation="Bartlett, Foster & Telgarsky, NeurIPS 2017",
     sharper="higher",
+    cost=Work(needs=(spectral,)),
     invariant=("layers",),
 )
 def spectral_norms(problem: Problem) -> Value:

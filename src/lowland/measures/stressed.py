@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from lowland.errors import InputError
-from lowland.measures.registry import Measurement, measure, registered
+from lowland.measures.measuring import Measurement, measure
+from lowland.measures.registry import chosen_measures, registered
 from lowland.problem import Problem, differentiating
 from lowland.rescaling import By, rescale
 
@@ -87,7 +88,7 @@ def stress(
         progress: called with the name of each stage as it begins.
     """
     progress("measures of the model as it is")
-    before = measure(problem, names)
+    before = measure(problem, list(chosen_measures(names))).whole()
     moves: dict[str, dict[str, Move]] = {name: {} for name in before}
     skipped: dict[str, str] = {}
     for by in WAYS:
@@ -98,7 +99,7 @@ def stress(
         except InputError as error:
             skipped[by] = str(error)
             continue
-        after = measure(other, list(before))
+        after = measure(other, list(before)).whole()
         for name in before:
             moves[name][by] = _move(before[name], after[name], by)
     return Stress(factor, moves, skipped)

@@ -1,8 +1,10 @@
 """Mean test loss."""
 
+from lowland.budget import Work
 from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import loss_error
+from lowland.measures.sharing import on_test
 from lowland.problem import Problem
 
 
@@ -13,6 +15,7 @@ from lowland.problem import Problem
     definition="The mean loss on data the model has not seen, with the standard error of the mean.",
     citation="",
     sharper=None,
+    cost=on_test(Work(forwards=1)),
     needs_test=True,
     invariant=("layers", "units"),
 )

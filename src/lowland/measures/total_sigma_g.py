@@ -1,7 +1,8 @@
 """Total sharpness by the duality."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.decomposed import method, useful_decomposition
+from lowland.measures.shared.decomposed import decomposition, method, useful_decomposition
 from lowland.problem import Problem
 
 
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     "layer, in all directions together.",
     citation="Feng & Tu, 2022, Fig. 2A; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper="higher",
+    cost=Work(needs=(decomposition,)),
     needs_test=True,
     invariant=(),
 )

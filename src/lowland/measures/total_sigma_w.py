@@ -1,7 +1,8 @@
 """Total size by the duality."""
 
+from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.decomposed import method, useful_decomposition
+from lowland.measures.shared.decomposed import decomposition, method, useful_decomposition
 from lowland.problem import Problem
 
 
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     "the size of the solution as the data see it.",
     citation="Feng & Tu, 2022, Eq. 12; Feng, Zhang & Tu, Nat. Mach. Intell. 5, 908, 2023",
     sharper=None,
+    cost=Work(needs=(decomposition,)),
     needs_test=True,
     invariant=(),
 )

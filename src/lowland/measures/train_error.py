@@ -1,5 +1,6 @@
 """Misclassified share of the training data."""
 
+from lowland.budget import Work
 from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
@@ -12,6 +13,7 @@ from lowland.problem import Problem
     definition="The share of training samples that are classified wrongly.",
     citation="",
     sharper=None,
+    cost=Work(forwards=1),
     invariant=("layers", "units", "outputs"),
 )
 def train_error(problem: Problem) -> Value:

@@ -1,5 +1,6 @@
 """Mean training loss."""
 
+from lowland.budget import Work
 from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.problem import Problem
@@ -12,6 +13,7 @@ from lowland.problem import Problem
     definition="The mean loss on the data the model was fitted to.",
     citation="",
     sharper=None,
+    cost=Work(forwards=1),
     invariant=("layers", "units"),
 )
 def train_loss(problem: Problem) -> Value:

@@ -8,6 +8,7 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.sharing import FREE
 from lowland.problem import Problem
 
 
@@ -19,6 +20,7 @@ from lowland.problem import Problem
     "in L layers can grow; constants are left out, and neither weights nor data enter.",
     citation="Bartlett, Harvey, Liaw & Mehrabian, JMLR 2019",
     sharper="higher",
+    cost=FREE,
     invariant=("layers", "units", "outputs"),
 )
 def vc_dimension(problem: Problem) -> Value:

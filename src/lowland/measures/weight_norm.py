@@ -3,6 +3,7 @@
 import torch
 
 from lowland.measures.registry import Value, register
+from lowland.measures.sharing import FREE
 from lowland.problem import Problem
 
 
@@ -13,6 +14,7 @@ from lowland.problem import Problem
     definition="The Euclidean length of the parameter vector: the size of the solution.",
     citation="Feng & Tu, 2022, Fig. 2B",
     sharper="higher",
+    cost=FREE,
 )
 def weight_norm(problem: Problem) -> Value:
     """All parameters, tied ones once."""

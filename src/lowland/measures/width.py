@@ -6,13 +6,15 @@ from functools import cache
 from scipy.optimize import brentq
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.neighbourhood import Neighbourhood, neighbourhood
-from lowland.measures.shared.spectrum import leading
+from lowland.measures.shared.spectrum import LEADING, leading
 from lowland.problem import Problem
 
 _GROWTH, _EXPANSIONS = 1.5, 30  # from the quadratic guess to 2e5 times it
+_EVALUATIONS = 8  # of the loss on each side, as a rule
 _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where it overflows
 
 
@@ -25,6 +27,7 @@ _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where
     "training loss has doubled.",
     citation="Feng & Tu, PNAS 2021; Feng & Tu, 2022, Fig. S4",
     sharper="lower",
+    cost=Work(forwards=2 * LEADING * _EVALUATIONS, needs=(neighbourhood, leading)),
 )
 def width(problem: Problem) -> Value:
     """Of all parameters together; the papers take the principal directions of one layer.

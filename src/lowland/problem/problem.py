@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from lowland.batches import Batch, Batches, Inputs
+from lowland.budget import check_time
 from lowland.distributed import most, of_first_rank, ranks, total, total_count
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, ModelLoss, resolve
@@ -117,6 +118,7 @@ class Problem:
         if params not in ("trainable", "all"):
             raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
         self.memory, self._batch_size, self._which = memory, batch_size, params
+        self._whole: Problem | None = None  # what it is a subset of
         self._depth = 0
         self._base: Problem | None = None  # that with_loss was asked of
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
@@ -298,7 +300,8 @@ class Problem:
         return of_first_rank(batch) if self.sharded else batch
 
     def place(self, batch: Batch) -> Batch:
-        """The batch where and as the model wants it."""
+        """The batch where and as the model wants it; the run ends here if its time is up."""
+        check_time()
         device, dtype = self.device, self.dtype
         with torch.inference_mode(False):
             return batch.map(
@@ -485,6 +488,7 @@ class Problem:
     def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
         other = copy.copy(self)
         other.model, other._names, other.stored = model, names, None
+        other._whole = None if self._whole is None else self._whole._with(model, names)
         other._depth, other._held, other._initial = 0, None, None
         other._base = None
         check_loss(other)
@@ -499,6 +503,7 @@ class Problem:
         """The same model and data with another loss."""
         other = copy.copy(self)
         other._base = self.base
+        other._whole = None if self._whole is None else self._whole.with_loss(loss)
         try:
             other.loss = self._resolved(loss)
             check_loss(other)
@@ -506,6 +511,18 @@ class Problem:
             # what to pass instead is for a loss that a Problem is made with
             raise InputError(str(error).split("; pass")[0].split(": pass")[0]) from error
         return other
+
+    def subset(self, places: Tensor) -> "Problem":
+        """The same model with some of the training samples, by their places in the data."""
+        other = copy.copy(self)
+        other._whole = self.whole
+        other.train = self.train.subset(places)
+        return other
+
+    @property
+    def whole(self) -> "Problem":
+        """The problem with all training samples, which this one is a subset of or the same as."""
+        return self if self._whole is None else self._whole
 
     @contextlib.contextmanager
     def measuring(self, *, packing: bool = True) -> Iterator[None]:

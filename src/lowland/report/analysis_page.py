@@ -162,8 +162,24 @@ def _making(results: Results) -> list[Row]:
             rows.append(_row("settings", ", ".join(shown)))
     if origin.seed is not None:
         rows.append(_row("seed", str(origin.seed)))
-    rows.append(_row("seconds", numbers.duration(results.seconds)))
+    course = results.course
+    if course.planned is not None:
+        rows.append(_row("planned", course.planned))
+    if course.samples is not None:
+        few = sum(row.samples is not None for row in results.measures)
+        rows.append(_row("subset", f"{numbers.number(course.samples)} samples, for {few} measures"))
+    if course.stopped is not None:
+        rows.append(_row("stopped", course.stopped))
+    rows.append(_row("seconds", _times(results)))
     return rows
+
+
+def _times(results: Results) -> str:
+    whole, course = numbers.duration(results.seconds), results.course
+    if course.predicted is None:
+        return whole
+    spent, predicted = numbers.duration(course.spent), numbers.duration(course.predicted)
+    return f"{whole}, of which {spent} for what was planned; predicted were {predicted}"
 
 
 def _parameters(subject: Subject) -> str:

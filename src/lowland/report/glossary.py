@@ -374,6 +374,18 @@ GLOSSARY: dict[str, Definition] = {
     "test_samples": Definition("Test samples", "How many unseen samples the test loss averages."),
     "epochs": Definition("Epochs", "How often the training passed over all training samples."),
     "settings": Definition("Settings", "The settings of the training, as they were given."),
+    "planned": Definition(
+        "Plan",
+        "What one gradient of the training loss takes on the machine that did the work, what was "
+        "planned within the budget, cheap measures first, and what did not fit.",
+    ),
+    "subset": Definition(
+        "Subset",
+        "Where not everything fits the budget, some numbers are from a part of the training "
+        "samples, drawn from each class in proportion. Their error includes that of the choice: "
+        "it comes from the spread between four groups of the part.",
+    ),
+    "stopped": Definition("Ended early", "Why not all that was planned is here."),
     "seconds": Definition("Time", "Wall-clock time on the machine that did the work."),
     "seed": Definition(
         "Seed", "The start of the random numbers: the same seed gives the same results again."

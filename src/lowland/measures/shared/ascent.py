@@ -2,12 +2,17 @@
 
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value
-from lowland.measures.shared.neighbourhood import Neighbourhood
+from lowland.measures.shared.neighbourhood import Neighbourhood, neighbourhood
 
 _MOST = 25  # gradients
+_USUAL = 8  # of them, as a rule
 _GROWTH = 1e-4  # relative; below it the rise has stopped growing
+
+
+WORST_RISE = Work(gradients=_USUAL, needs=(neighbourhood,))
 
 
 def uphill(slope: Tensor) -> Tensor:

@@ -5,12 +5,16 @@ import statistics
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.measures.registry import Value
-from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
+from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
 from lowland.measures.shared.standard_error import standard_error
 
 # Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
 _FEWEST, _MOST, _RELATIVE = 4, 8, 0.01
+
+
+AVERAGE_RISE = Work(forwards=2 * _MOST, needs=(neighbourhood,))
 
 
 def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Value:

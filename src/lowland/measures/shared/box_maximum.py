@@ -7,15 +7,19 @@ import torch
 from scipy.optimize import fmin_l_bfgs_b
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value
-from lowland.measures.shared.neighbourhood import Neighbourhood
+from lowland.measures.shared.neighbourhood import Neighbourhood, neighbourhood
 
 EPSILONS = 1e-3, 5e-4  # the paper's, as is the number of iterations
 _ITERATIONS = 10
+_USUAL = 6  # gradients in each box, as a rule
 _GROWTH = 1e-3  # relative; an iteration that raises the loss by less is the last
 _VECTORS = 50  # in float64, that L-BFGS-B was seen to take
 _STEEPNESS = 100.0  # the mean gradient per half-width of the box, after scaling
+
+BOX_MAXIMUM = Work(gradients=_USUAL * len(EPSILONS), needs=(neighbourhood,))
 
 Map = Callable[[Tensor], Tensor]
 # The rise of the loss and its gradient at a point of the box [-1, 1]^p.

@@ -1,13 +1,25 @@
 """What the measures of the duality share: one decomposition."""
 
-from lowland.dual import choose, duality
+from lowland.budget import Work
+from lowland.dual import choose, duality, layers_with_dual, pairing_work, split_work, usual
 from lowland.errors import InputError
 from lowland.findings import Decomposition
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 
-@once
+def _work(problem: Problem) -> Work:
+    """The pairs, and the split of the usual layer."""
+    if not problem.has_test:
+        return Work()
+    try:
+        at = layers_with_dual(problem)[usual(problem)]
+    except InputError:  # which the decomposition will say
+        return Work()
+    return pairing_work(problem) + split_work(problem, [at], problem.count("test"))
+
+
+@once(_work)
 def decomposition(problem: Problem) -> Decomposition:
     """The gap over the directions of the layer that :func:`lowland.dual.choose` chooses."""
     choice = choose(problem)

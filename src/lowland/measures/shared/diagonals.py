@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature import (
     JointDiagonals,
     exact_diagonal,
@@ -10,6 +11,7 @@ from lowland.curvature import (
     joint_diagonals,
     outputs_of_a_sample,
     parameters,
+    remainder_work,
 )
 from lowland.errors import InputError
 from lowland.measures.sharing import once
@@ -20,9 +22,17 @@ SURROGATE = "normalized_cross_entropy"  # the loss that normalized sharpness is 
 _MOST_OUTPUTS = 1024
 
 
-@once
-def _joint(problem: Problem) -> JointDiagonals:
-    """Of a problem's own loss and, where it applies, of the surrogate."""
+def _work(problem: Problem) -> Work:
+    return Work(diagonals=1) if few_outputs(problem) else Work(fishers=1)
+
+
+@once(_work)
+def joint(problem: Problem) -> JointDiagonals:
+    """Exact diagonals of all parameters that can be seen through, and ``w . g_k``.
+
+    The GGN's for the problem's own loss and, where it applies, for the surrogate; and the empirical
+    Fisher matrix's.
+    """
     if not few_outputs(problem):
         return fisher_diagonal(problem)
     try:
@@ -32,20 +42,15 @@ def _joint(problem: Problem) -> JointDiagonals:
     return joint_diagonals([problem, surrogate])
 
 
-def fisher_moments(problem: Problem) -> JointDiagonals:
-    """The empirical Fisher diagonal and ``w . g_k``, of the parameters that can be seen through."""
-    return _joint(problem)
-
-
-@once
+@once(Work(needs=(joint,)))
 def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
     """The exact diagonal of every parameter that can be seen through, by name."""
     losses = [problem.base.loss.name, SURROGATE]
     if few_outputs(problem) and problem.loss.name in losses:
-        found = _joint(problem.base).ggn
+        diagonals = joint(problem.base).ggn
         place = 0 if problem is problem.base else 1
-        if place < len(found):
-            return found[place]
+        if place < len(diagonals):
+            return diagonals[place]
     outputs = outputs_of_a_sample(problem)
     if outputs > _MOST_OUTPUTS:
         raise InputError(
@@ -53,3 +58,9 @@ def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
             "outputs of a sample"
         )
     return exact_diagonal(problem, list(parameters(problem).values()), "ggn")
+
+
+def hessian_work(problem: Problem, limit: int) -> Work:
+    """What a trace or diagonal of the Hessian takes, in at most so many passes beside the GGN's."""
+    known = (gauss_newton_diagonal,) if few_outputs(problem) else ()
+    return remainder_work(problem, limit) + Work(needs=known)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature import opaque
 from lowland.errors import InputError
 from lowland.measures.shared.diagonals import gauss_newton_diagonal
@@ -27,7 +28,7 @@ class HalfWidths:
     epsilon: float
 
 
-@once
+@once(Work(needs=(gauss_newton_diagonal, neighbourhood)))
 def half_widths(problem: Problem) -> HalfWidths:
     """``d_i = sqrt(2 epsilon / (n h_ii))`` with the exact Gauss-Newton diagonal h.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature import Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.measures.sharing import once
@@ -18,7 +19,7 @@ from lowland.problem import Problem
 from lowland.rescaling import Joint, joints
 
 
-@once
+@once()
 def matrix_layers(problem: Problem) -> list[Layer]:
     """The dense and convolutional layers; an error where other weights are more than scales."""
     plain = [at for at in matrices(problem).values() if at.is_plain]
@@ -35,7 +36,7 @@ def matrix_layers(problem: Problem) -> list[Layer]:
     return plain
 
 
-@once
+@once()
 def _scaled(problem: Problem) -> list[Joint]:
     """Normalisations whose scale can be moved into the layer that follows."""
     if not any(at.operation == "normalisation" for at in layers(problem).values()):
@@ -52,7 +53,14 @@ def layer_matrices(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, 
     return {at.name: at.matrix(known[at.parameter].flatten()) for at in matrix_layers(problem)}
 
 
-@once
+def _svd_work(problem: Problem) -> Work:
+    """A singular value decomposition for each matrix."""
+    shapes = [at.shape for at in matrices(problem).values()]
+    flops = sum(8 * g * out * i * min(out, i) for g, out, i in shapes)
+    return Work(flops=flops, needs=(matrix_layers,))
+
+
+@once(_svd_work)
 def spectral(problem: Problem) -> dict[str, float]:
     """Each layer's largest singular value, that of its largest group for a grouped convolution."""
     return {

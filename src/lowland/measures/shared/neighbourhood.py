@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.distributed import total
 from lowland.measures.sharing import once
 from lowland.problem import Problem
@@ -49,7 +50,7 @@ class Neighbourhood:
         return {name: part.view_as(p) for (name, p), part in parts}
 
 
-@once
+@once(Work(gradients=1))
 def neighbourhood(problem: Problem) -> Neighbourhood:
     """One for all measures, so that loss and gradient at the weights are computed once."""
     return Neighbourhood(problem)

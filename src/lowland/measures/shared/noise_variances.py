@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.budget import Work
 from lowland.curvature import (
     Diagonal,
     diagonal,
@@ -18,7 +19,7 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.shared.balancing import Balanced, balance
-from lowland.measures.shared.diagonals import gauss_newton_diagonal
+from lowland.measures.shared.diagonals import gauss_newton_diagonal, hessian_work
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
@@ -47,7 +48,7 @@ def as_matrices(t: Tensor, groups: int) -> Tensor:
     return t.double().reshape(groups, t.shape[0] // groups, t.shape[1], -1).sum(-1)
 
 
-@once
+@once(lambda problem: hessian_work(problem, PASSES))
 def hessian_diagonal(problem: Problem) -> Diagonal:
     """The diagonal of the whole Hessian; an error where the loss has none.
 
@@ -94,7 +95,7 @@ def clipped(h: Diagonal, name: str, slopes: Tensor) -> Clipped:
     return Clipped(variance + (0.7 * b) ** 2, 1.7 * b, share)
 
 
-@once
+@once(Work(needs=(hessian_diagonal,)))
 def best_variances(problem: Problem) -> dict[str, list[Balanced]]:
     """The solution of Eq. 17 for each weight, group by group."""
     h = hessian_diagonal(problem)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch, Inputs
+from lowland.budget import Work
 from lowland.curvature import samples_within
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.measures.shared.diagonals import fisher_moments
+from lowland.measures.shared.diagonals import joint
 from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.measures.sharing import once
 from lowland.problem import Problem
@@ -26,10 +27,10 @@ class SampleGradients:
     along: float  # mean (w . g_k)^2
 
 
-@once
+@once(Work(needs=(joint, neighbourhood)))
 def sample_gradients(problem: Problem) -> SampleGradients:
     """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
-    seen = fisher_moments(problem)
+    seen = joint(problem)
     squares, dots = dict(seen.fisher), seen.along.clone()
     unseen = {name: p for name, p in problem.params.items() if name not in squares}
     _, slope = neighbourhood(problem).origin

@@ -1,11 +1,14 @@
 """The one spectral pass that every spectral measure reads: of the Hessian, and of the GGN."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
+from lowland.budget import Work
 from lowland.curvature import (
     ALL_EIGENVALUES,
     Curvature,
@@ -30,9 +33,11 @@ from lowland.problem import Problem
 # vectors with six, to 15 % and 1e-1.
 PROBES = 2
 STEPS, MOST = 12, 32  # products with their block, and until the leading eigenvectors are found
+_USUAL = 16  # of these, as a rule
 # Products with the GGN, of one vector: a sum over many eigenvalues has little of a sample's error,
 # and the quadrature's falls with each further step.
 GGN_STEPS = 24
+_ORTHOGONAL = 40  # operations in the time that one of n k^2 takes: the basis is read from memory
 LEADING = 3  # of these, to residuals of 1 %, and the first
 TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
@@ -42,13 +47,27 @@ _BESIDE = 4  # vectors beside those of the basis that a step takes, for each pro
 CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
-@once
+def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
+    """Products with the whole of a small matrix or with a block, and what orthogonalises it."""
+    size = sum(p.numel() for p in problem.params.values())
+    operations = 12 * size * problem.count() + CALL * len(problem.params)
+    if _small(problem) and operations * size <= AFFORDABLE:
+        columns, flops = size, 10 * size**3
+    else:
+        columns = PROBES * _USUAL if of == "hessian" else GGN_STEPS
+        flops = _ORTHOGONAL * size * columns**2
+    if of == "hessian":
+        return Work(columns=columns, flops=flops)
+    return Work(ggn_columns=columns, flops=flops)
+
+
+@once()
 def whole_hessian(problem: Problem) -> Hessian:
     """The Hessian of all parameters; its kept graphs serve every measure."""
     return hessian(problem)
 
 
-@once
+@once(partial(_work, "hessian"))
 def hessian_spectrum(problem: Problem) -> Spectrum:
     """Its eigenvalues: all of a small network, otherwise from block Lanczos with random starts."""
     exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
@@ -61,7 +80,7 @@ def hessian_spectrum(problem: Problem) -> Spectrum:
     return Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
 
 
-@once
+@once(partial(_work, "ggn"))
 def ggn_spectrum(problem: Problem) -> Spectrum:
     """The same of the generalised Gauss-Newton matrix."""
     exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
@@ -82,7 +101,7 @@ def ggn_rank(problem: Problem) -> int:
     return problem.count() * outputs
 
 
-@once
+@once(Work(needs=(hessian_spectrum,)))  # which seldom has not found them
 def leading(problem: Problem) -> Eigenpairs:
     """The Hessian's largest eigenvalues with their vectors, to residuals of 1 % if converged.
 

@@ -1,0 +1,220 @@
+"""Everything at once: measure a problem, explain its gap, save it, show it."""
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from lowland import __version__
+from lowland.analysis.explanation import Explanation, How
+from lowland.atomic import check_writable
+from lowland.budget import DEFAULT, Clock, named
+from lowland.checkpoint import weights_bytes
+from lowland.curvature import Kind, layer, layers
+from lowland.dual import Rule
+from lowland.errors import InputError
+from lowland.findings import Convergence, Decomposition, Gauge, Origin, Outcome, Results, Subject
+from lowland.measures import (
+    CONVERGENCE_WORK,
+    Copies,
+    Measuring,
+    Progress,
+    Schedule,
+    Task,
+    chosen_measures,
+    convergence,
+    decomposition,
+    share,
+    sharing,
+    silent,
+)
+from lowland.problem import Problem, differentiating
+from lowland.results import Analysis
+from lowland.usercode import described
+
+OUTCOME = tuple(field.name for field in fields(Outcome))  # measures that are always computed
+CONVERGENCE = "whether this is a minimum"
+
+
+@differentiating()
+def analyze(
+    problem: Problem,
+    layer_name: str | None = None,
+    *,
+    out: str | Path | None = None,
+    title: str | None = None,
+    origin: Origin | None = None,
+    gauge: Gauge = "given",
+    basis: Kind = "hessian",
+    n_sharp: int | Rule = "share",
+    measures: Sequence[str] | None = None,
+    widths: int | None = None,
+    brief: bool = False,
+    budget: float | str | None = None,
+    progress: Progress = silent,
+) -> Analysis:
+    """Measure a problem and explain its generalisation gap by the duality of its layers.
+
+    Ctrl-C, or the end of the budget, ends it early: what is done by then is returned, and saved if
+    ``out`` was given. A second Ctrl-C raises at once.
+
+    Args:
+        problem: with test data.
+        layer_name: the layer to decompose in full; by default the dense layer before the last
+            one, as in Feng & Tu, of those whose directions can all be computed, or the only one;
+            if data goes around it, the last layer whose dual weights stand for the data.
+        out: a directory to save everything in (see :meth:`Analysis.save`).
+        title: how the report calls it.
+        origin: for the record, where model and data came from.
+        gauge: ``"balanced"`` decomposes in the gauge that rescaling hidden units cannot change,
+            see :func:`lowland.duality`.
+        basis: the matrix whose eigenvectors are the directions, see :func:`lowland.duality`.
+        n_sharp: how many directions count as sharp, see :func:`lowland.duality`.
+        measures: which to compute beside the outcome; by default all that need no training.
+        widths: directions whose widths F_n are computed; by default 100, or none if brief.
+        brief: leave out what only a reader of the report wants: the other layers, widths and
+            leading-order terms.
+        budget: the time that it may take: ``"90s"``, ``"5m"``, ``"1h30m"``, a number of seconds,
+            or ``"none"``. By default five minutes, or none if measures are named. What does not fit
+            is a row that says how long it would take.
+        progress: called with the name of each stage as it begins, a text that also knows how much
+            is ``done`` and the seconds ``left`` (see :class:`lowland.budget.Stage`).
+    """
+    clock = Clock(named(budget, DEFAULT if measures is None else math.inf))
+    if not problem.has_test:
+        raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
+    if out is not None:
+        check_writable(Path(out))
+    if layer_name is not None:
+        layer(problem, layer_name)  # an error if there is none of that name
+    for split in ("train", "test"):
+        problem.losses(split)  # an error if they are not finite, rather than one in every measure
+
+    every = None if measures is None else list(dict.fromkeys([*OUTCOME, *measures]))
+    schedule = Schedule(clock, progress)
+    with sharing():
+        measuring = Measuring(problem, chosen_measures(every), schedule)
+        progress("losses and errors")
+        for name in OUTCOME:  # whatever the budget: without it there is nothing to explain
+            measuring.measure(name)
+        outcome = Outcome(**{name: measuring.rows[name].value for name in OUTCOME})
+        how = How(gauge, basis, n_sharp, widths, brief)
+        explanation = Explanation(problem, layer_name, how, schedule.tell)
+        reached = [_unknown()]
+
+        def judge() -> None:
+            reached[:] = [_convergence(problem, outcome, explanation, origin or Origin())]
+
+        def decompose() -> None:
+            explanation.split()
+            if explanation.duality is not None:
+                share(decomposition, problem, explanation.duality)
+
+        with clock.limited():
+            progress("pairs of test and training samples")
+            explanation.choose()
+        steps = explanation.steps
+        tasks = {name: step.run for name, step in steps.items()}
+        costs = {name: Task(step.work) for name, step in steps.items()}
+        for name in list(steps)[:1]:
+            tasks[name] = decompose
+            # On a subset: directions from its curvature, and as many pairs.
+            once = Copies(passes=1, flops=1)
+            costs[name] = replace(costs[name], first=True, gives=(decomposition,), sampled=once)
+        tasks |= {CONVERGENCE: judge, **measuring.tasks}
+        costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
+        if not brief:
+            schedule.make_plan(problem, costs)
+        for name in list(steps)[:1]:
+            explanation.samples = schedule.samples(name)
+        schedule.run(tasks)
+        explanation.finish()
+    notes = explanation.notes
+    if origin is not None and origin.training is not None and not origin.training.converged:
+        notes.append("The training stopped at its epoch limit before reaching its goal.")
+    notes += [
+        f"{name[0].upper()}{name[1:]} was not computed: {schedule.reason(name)}."
+        for name in (*steps, CONVERGENCE)
+        if name not in schedule.finished
+    ]
+    results = Results(
+        lowland=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=clock.spent,
+        course=schedule.course(),
+        origin=origin or Origin(),
+        subject=_subject(problem, explanation.duality, title),
+        outcome=outcome,
+        convergence=reached[0],
+        duality=explanation.duality,
+        balanced=explanation.balanced,
+        layers={},
+        layer_rows=explanation.layer_rows,
+        measures=measuring.measurements().rows(),
+        checks=explanation.checks,
+        notes=(*problem.notes, *notes),
+    )
+    analysis = Analysis(results, weights_bytes(problem.model))
+    if out is not None:
+        if not clock.interrupted:
+            progress("report")
+        analysis.save(out)
+    return analysis
+
+
+def _convergence(
+    problem: Problem, outcome: Outcome, explained: Explanation, origin: Origin
+) -> Convergence:
+    """Whether this is a minimum; unknown, with a note, where that could not be computed."""
+    assert outcome.train_loss is not None  # the losses are finite, or there would be no analysis
+    try:
+        return convergence(
+            problem, outcome.train_loss, outcome.train_error, explained.duality, origin.training
+        )
+    except Exception as error:  # of the user's code, or a defect of ours: the rest stands
+        why = error if isinstance(error, InputError) else described(error)
+        explained.notes.append(f"Whether this is a minimum was not computed: {why}.")
+        return _unknown()
+
+
+def _unknown() -> Convergence:
+    return Convergence("unknown", *[None] * (len(fields(Convergence)) - 1))
+
+
+def _fingerprint(problem: Problem) -> str:
+    """A mark of the data: the same for the same samples, in any batches and precision."""
+    marks: dict[tuple[str, int], Any] = defaultdict(hashlib.sha256)  # of each tensor of each split
+    for split in ("train", "test"):
+        for batch in problem.batches(split):
+            for i, t in enumerate(pytree.tree_leaves([batch.inputs, batch.targets])):
+                numbers = t.float() if t.is_floating_point() else t.long()
+                marks[split, i].update(numbers.cpu().contiguous().numpy().tobytes())
+    return hashlib.sha256(b"".join(mark.digest() for mark in marks.values())).hexdigest()
+
+
+def _subject(problem: Problem, split: Decomposition | None, title: str | None) -> Subject:
+    every = {} if problem.loss.needs_model else layers(problem)
+    return Subject(
+        title=title or f"{type(problem.model).__name__} model",
+        model=str(problem.model),
+        parameters=sum(p.numel() for p in problem.params.values()),
+        layer=split.layer if split is not None else None,
+        layer_shape=(
+            tuple(problem.params[every[split.layer].parameter].shape) if split is not None else None
+        ),
+        layers=tuple(every),
+        loss=problem.loss.name,
+        unit=problem.loss.unit,
+        frozen=sum(p.numel() for p in problem.frozen.values()),
+        train_samples=len(problem.train),
+        test_samples=len(problem.test),
+        device=str(problem.device),
+        dtype=str(problem.dtype).removeprefix("torch."),
+        fingerprint=_fingerprint(problem),
+    )

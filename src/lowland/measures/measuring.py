@@ -1,0 +1,249 @@
+"""Measuring a problem: what comes of each measure, one after the other, within a budget."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, named
+from lowland.errors import InputError
+from lowland.findings import Decomposition, MeasureRow, encode
+from lowland.measures.planning import Task
+from lowland.measures.registry import Measure, Value, chosen_measures
+from lowland.measures.schedule import Progress, Schedule, silent
+from lowland.measures.shared import decomposed
+from lowland.measures.sharing import FREE, share, sharing, work_of
+from lowland.measures.subsets import COPIES, Subset
+from lowland.problem import Problem, differentiating
+from lowland.usercode import blame, described
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measure of one problem: a value with its error, or the reason why there is none."""
+
+    measure: Measure
+    value: float | None
+    stderr: float | None
+    method: str | None
+    reason: str | None
+    seconds: float
+    gradients: float | None = None  # the same in gradients of the training loss
+    predicted: float | None = None  # seconds, before it began
+    samples: int | None = None  # of the subset that it is from; None if it is from all data
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        if self.value is None:
+            return f"{self.measure.name}: {self.reason}"
+        error = f" ± {self.stderr:.2g}" if self.stderr is not None else ""
+        return f"{self.measure.name}: {self.value:.6g}{error} ({self.method})"
+
+    def row(self) -> MeasureRow:
+        """Value and metadata, as they are saved."""
+        code = ("function", "cost", "sampled")
+        about = {name: value for name, value in vars(self.measure).items() if name not in code}
+        about["invariant"] = tuple(sorted(self.measure.invariant))
+        rest = {name: value for name, value in vars(self).items() if name != "measure"}
+        return MeasureRow(**about, **rest)
+
+
+class Measurements(Mapping[str, Measurement]):
+    """Measurements of one problem by name; ``interrupted`` if some are missing by Ctrl-C."""
+
+    def __init__(self, rows: list[Measurement], interrupted: bool = False) -> None:
+        self.interrupted = interrupted
+        self._rows = {row.measure.name: row for row in rows}
+
+    def __getitem__(self, name: str) -> Measurement:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self._rows.values()))
+
+    def whole(self) -> Self:
+        """The measurements, if no interrupt cut them short; otherwise that interrupt."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        return self
+
+    def rows(self) -> tuple[MeasureRow, ...]:
+        """Everything, as it is saved."""
+        return tuple(row.row() for row in self._rows.values())
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Everything by name, ready for JSON."""
+        return {row.name: encode(row, {}) for row in self.rows()}
+
+    def to_frame(self) -> "pd.DataFrame":
+        """A table with one row per measure."""
+        import pandas as pd
+
+        columns = ["value", "stderr", "method", "reason", "seconds", "gradients"]
+        return pd.DataFrame(
+            [[vars(row)[c] for c in columns] for row in self._rows.values()],
+            index=pd.Index(self._rows, name="measure"),
+            columns=columns,
+        )
+
+
+@differentiating()
+def measure(
+    problem: Problem,
+    names: list[str] | str | None = None,
+    *,
+    budget: float | str | None = None,
+    decomposition: Decomposition | None = None,
+    progress: Progress = silent,
+) -> Measurements:
+    """Compute measures of a problem: those named, or all that need no training of their own.
+
+    One that does not apply (no test data, a layer it does not know) gives a row with the reason,
+    and the others go on. Ctrl-C ends it with what is done by then; a second one raises at once.
+
+    Args:
+        problem: the model and data.
+        names: of the measures.
+        budget: the time that they may take: ``"90s"``, ``"5m"``, ``"1h30m"``, a number of seconds,
+            or ``"none"``. By default five minutes, or none if measures are named. One that does not
+            fit gives a row that says how long it would take.
+        decomposition: what the measures of the duality are read off; by default that of the layer
+            that :func:`lowland.analyze` would choose.
+        progress: called with the name of each measure as it begins, a text that also knows how
+            much is ``done`` and the seconds ``left`` (see :class:`lowland.budget.Stage`).
+    """
+    chosen = chosen_measures(names)
+    schedule = Schedule(Clock(named(budget, DEFAULT if names is None else math.inf)), progress)
+    with sharing():
+        if decomposition is not None:
+            share(decomposed.decomposition, problem, decomposition)
+        measuring = Measuring(problem, chosen, schedule)
+        if names is None or budget is not None:
+            schedule.make_plan(problem, measuring.costs)
+        schedule.run(measuring.tasks)
+        return measuring.measurements()
+
+
+class Measuring:
+    """Measures under way: the rows so far, and what is left to do."""
+
+    def __init__(self, problem: Problem, chosen: dict[str, Measure], schedule: Schedule) -> None:
+        self.problem, self.chosen, self.schedule = problem, chosen, schedule
+        self.rows: dict[str, Measurement] = {}
+        self._problems: dict[str | None, Problem] = {None: problem}  # with each loss so far
+        self._subsets: dict[str | None, Subset] = {}
+        self._gradient = _seconds_of_a_gradient(problem)
+
+    @property
+    def tasks(self) -> dict[str, Callable[[], None]]:
+        """What computes each measure that has no row yet, by its name."""
+        return {
+            name: functools.partial(self.measure, name)
+            for name in self.chosen
+            if name not in self.rows
+        }
+
+    @property
+    def costs(self) -> dict[str, Task]:
+        """The same as work to be planned; what does not apply takes nothing."""
+        return {
+            name: Task(
+                FREE if self._lacks(known) else work_of(known.cost, self.problem),
+                known.loss,
+                sampled=COPIES if known.sampled else None,
+            )
+            for name, known in self.chosen.items()
+            if name not in self.rows
+        }
+
+    def _lacks(self, known: Measure) -> str | None:
+        """What the measure needs and the problem does not have."""
+        if known.needs_test and not self.problem.has_test:
+            return "test data"
+        if known.needs_initial and not self.problem.has_initial:
+            return "the initial weights, Problem(initial=...)"
+        return None
+
+    def measurements(self) -> Measurements:
+        """Everything in the order asked for; what was not computed with the reason."""
+        rows = [
+            self.rows.get(name) or self._row(known, 0.0, None, self.schedule.reason(name))
+            for name, known in self.chosen.items()
+        ]
+        return Measurements(rows, interrupted=self.schedule.clock.interrupted)
+
+    def measure(self, name: str) -> None:
+        """Compute one measure: its row has the value, or the reason why there is none."""
+        began = time.perf_counter()
+        known = self.chosen[name]
+        try:
+            value, reason = self._value(known)
+        except (KeyboardInterrupt, OutOfBudget) as end:
+            spent = time.perf_counter() - began
+            limit = in_words(self.schedule.clock.allowed)
+            out_of_time = f"stopped: the budget of {limit} ran out"
+            why = "interrupted" if isinstance(end, KeyboardInterrupt) else out_of_time
+            self.rows[name] = self._row(known, spent, None, f"{why} after {in_words(spent)}")
+            raise
+        self.rows[name] = self._row(known, time.perf_counter() - began, value, reason)
+
+    def _value(self, known: Measure) -> tuple[Value | None, str | None]:
+        if lacks := self._lacks(known):
+            return None, f"does not apply: needs {lacks}"
+        try:
+            if known.loss is not None and known.loss not in self._problems:
+                self._problems[known.loss] = self.problem.with_loss(known.loss)
+            whole = self._problems[known.loss]
+            if samples := self.schedule.samples(known.name):
+                subset = self._subsets.setdefault(known.loss, Subset(whole, samples))
+                value = subset.value(known)
+            else:
+                value = known.function(whole)
+        except InputError as error:
+            return None, f"does not apply: {error}"
+        except Exception as error:  # of the user's code or a defect of ours: the others stand
+            where = blame(error) or "in Lowland itself"
+            return None, f"failed: {described(error)} ({where})"
+        if not math.isfinite(value.value):
+            return None, f"is not finite: {value.method}"
+        return value, None
+
+    def _row(
+        self, known: Measure, seconds: float, value: Value | None, reason: str | None
+    ) -> Measurement:
+        return Measurement(
+            measure=known,
+            value=value.value if value else None,
+            stderr=value.stderr if value else None,
+            method=value.method if value else None,
+            reason=reason,
+            seconds=seconds,
+            gradients=seconds / self._gradient if self._gradient else None,
+            predicted=self.schedule.predicted(known.name),
+            samples=self.schedule.samples(known.name),
+            parts=value.parts if value else {},
+        )
+
+
+def _seconds_of_a_gradient(problem: Problem) -> float | None:
+    """How long one gradient of the training loss takes, the unit of cost; None if it fails."""
+    times = []
+    for _ in range(2):  # the first also warms up
+        began = time.perf_counter()
+        try:
+            problem.gradient()
+        except Exception:  # the measures that need one say why
+            return None
+        times.append(time.perf_counter() - began)
+    return max(min(times), 1e-9)
