@@ -133,7 +133,6 @@ class Tape:
         with recorder:
             gradients = torch.autograd.grad(z, leaves, r, materialize_grads=True)
         self._results = [recorder.slot(g) for g in gradients]
-        self.shapes = [w.shape for w in weights]
         needed = {s for s in (*self._results, self._outputs) if s is not None}
         back = _pruned(recorder.steps[forward:], needed)
         front = _pruned(recorder.steps[:forward], needed)
