@@ -273,11 +273,11 @@ def test_losses_and_errors_on_few_test_samples(n):
     held = {"test_loss": [], "test_error": []}
     for seed in range(24):
         g = torch.Generator().manual_seed(seed)
-        means = torch.randn(3, 8, generator=g)
+        means, spread = torch.randn(3, 8, generator=g), (0.8, 1.0, 1.2)[seed % 3]
 
-        def data(count, means=means, g=g):
+        def data(count, means=means, g=g, spread=spread):
             y = torch.randint(0, 3, (count,), generator=g)
-            return means[y] + (0.8, 1.0, 1.2)[seed % 3] * torch.randn(count, 8, generator=g), y
+            return means[y] + spread * torch.randn(count, 8, generator=g), y
 
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 3))
