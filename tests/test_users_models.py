@@ -96,8 +96,9 @@ def test_layers_and_the_duality_are_those_of_plain_torch(name):
 def test_the_analysis_says_nothing_untrue(name, tmp_path):
     case = OWNED[name]()
     before = {k: v.clone() for k, v in case.model.state_dict().items()}
-    names = ["trace", "largest_eigenvalue", "normalized_sharpness", "margin", "path_norm"]
-    names += ["spectral_norms", "flat_box", "relative_flatness"]
+    names = ["largest_eigenvalue", "margin", "path_norm", "spectral_norms", "relative_flatness"]
+    if name not in SLOW:  # of attention and recurrence they take thousands of gradients
+        names += ["trace", "normalized_sharpness", "flat_box"]
     analysis = ll.analyze(case.problem(), measures=names, brief=True, out=tmp_path / "out")
     results = analysis.results
     reasons = [row.reason for row in results.measures if row.reason]
