@@ -77,7 +77,7 @@ def main() -> None:
     for name, batch_size in (("whole", None), ("chunks", 2)):
         problem = Problem(model, train=(X[SHARES[rank]], Y[SHARES[rank]]), batch_size=batch_size)
         out[name] = results(problem)
-    small = Problem(model, train=(X[SHARES[rank]], Y[SHARES[rank]]), memory=200_000)
+    small = Problem(model, train=(X[SHARES[rank]], Y[SHARES[rank]]), memory=40_000)
     again, V = ll.hessian(small), torch.randn(2637, 2, generator=torch.Generator().manual_seed(0))
     assert not again.kept
     assert ll.hessian(problem).kept
