@@ -335,11 +335,15 @@ def test_the_box_is_climbed_from_corner_to_corner_while_that_rises():
 
 
 def test_a_maximum_inside_the_box_is_found_where_corners_are_lower():
-    highest, y, _ = _maximum(
-        lambda y: (1 - (y[0] - 0.3) ** 2 + y[1], np.array([0.6 - 2 * y[0], 1.0])), np.zeros(2)
-    )
+    def hill(y):
+        return 1 - (y[0] - 0.3) ** 2 + y[1], np.array([0.6 - 2 * y[0], 1.0])
+
+    highest, y, _ = _maximum(hill, np.zeros(2))
     assert highest == pytest.approx(2, rel=1e-3)
     assert y == pytest.approx([0.3, 1], abs=0.05)
+    corner, y, _ = _maximum(hill, np.zeros(2), memory=100)  # no room for L-BFGS-B
+    assert y.tolist() == [1, 1]
+    assert corner == pytest.approx(1 - 0.7**2 + 1)
 
 
 def test_a_box_needs_every_parameter_to_be_seen_through():

@@ -77,8 +77,11 @@ def main() -> None:
     for name, batch_size in (("whole", None), ("chunks", 2)):
         problem = Problem(model, train=(X[SHARES[rank]], Y[SHARES[rank]]), batch_size=batch_size)
         out[name] = results(problem)
-    small = Problem(model, train=(X[SHARES[rank]], Y[SHARES[rank]]), memory=2_000_000)
-    out["kept"] = ll.hessian(problem).kept, ll.hessian(small).kept
+    small = Problem(model, train=(X[SHARES[rank]], Y[SHARES[rank]]), memory=40_000)
+    again, V = ll.hessian(small), torch.randn(2637, 2, generator=torch.Generator().manual_seed(0))
+    assert not again.kept
+    assert ll.hessian(problem).kept
+    out["again"] = again @ V
     for refused in (ll.diagonal, lambda p: p.at(p.params), lambda p: ll.layer_hessian(p, "4")):
         with pytest.raises(InputError, match="on a sharded model losses, gradients, products"):
             refused(problem)
@@ -131,6 +134,7 @@ def test_a_sharded_model_is_measured_in_place(tmp_path):
                 torch.testing.assert_close(
                     got[kind][name], value, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
                 )
+        torch.testing.assert_close(got["again"], expected["hessian"], rtol=1e-3, atol=1e-5)
         for gradient, p in zip(got["trained"], model.parameters(), strict=True):
             torch.testing.assert_close(gradient, p.grad)
 

@@ -60,8 +60,8 @@ def estimate_diagonal(
         return DiagonalEstimate(d, torch.zeros_like(d), 0, True, "exact")
     plan, sketch = Plan(allowed(max_matvecs, A.size)), Sketch(A, seed, signs=True)
     fresh = torch.zeros(2, A.size, dtype=torch.float64, device=A.device)  # sums of x and of x^2
-    inside = mean = variance = fresh[0]
-    k, value, stderr = 0, fresh[0], math.inf * torch.ones_like(fresh[0])
+    inside = mean = variance = torch.zeros_like(fresh[0])
+    k, value, stderr = 0, inside, math.inf * torch.ones_like(inside)
     while True:
         m = sketch.tests
         if m + k:
