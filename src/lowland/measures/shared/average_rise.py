@@ -7,8 +7,8 @@ from torch import Tensor
 from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
 
-# Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
-_FEWEST, _MOST, _RELATIVE = 4, 8, 0.01
+# Pairs of opposite perturbations, until the standard error is 1 %; two forward passes each.
+_FEWEST, _MOST, _RELATIVE = 8, 8, 0.01
 
 
 def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Value:
