@@ -6,11 +6,10 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.diagonals import gauss_newton_diagonal
+from lowland.measures.shared.diagonals import gauss_newton_diagonal, shifts
 from lowland.measures.shared.spectrum import whole_hessian
 from lowland.problem import Problem
 
-PASSES = 8  # over the data, for what is not exact
 OPEN = 0.25  # a trace with a larger standard error, as a share of it, is none
 
 
@@ -29,7 +28,9 @@ def trace(problem: Problem) -> Value:
     They end before when the standard error is 1 %.
     """
     known = gauss_newton_diagonal(problem) if few_outputs(problem) else None
-    found = trace_of(whole_hessian(problem), rtol=0.01, max_matvecs=PASSES, gauss_newton=known)
+    found = trace_of(
+        whole_hessian(problem), rtol=0.01, max_matvecs=2 * shifts(problem), gauss_newton=known
+    )
     if not found.stderr <= OPEN * abs(found.value):
         raise InputError(f"the estimate leaves it open: {found!r}")
     return Value(found.value, found.method, found.stderr or None)
