@@ -86,7 +86,7 @@ def _structured_trace(
     if plan.unseen:
         operators.append(type(A)(problem, plan.unseen))
     estimates = [
-        estimate_trace(B, rtol=rtol, atol=target, max_matvecs=max_matvecs, seed=seed)
+        estimate_trace(B, rtol=rtol, atol=target, max_matvecs=_products(max_matvecs), seed=seed)
         for B in operators
     ]
     if plan.curved:
@@ -180,13 +180,15 @@ def diagonal(
     stderr: dict[str, Tensor] = {}
     samples = 0
     if plan.curved:
-        samples = min(max_matvecs or _SHIFTS, _SHIFTS)
+        samples = max_matvecs or _SHIFTS
         more, stderr = remainder_diagonal(
             problem, plan.curved, passes=samples, whole=plan.whole, seed=seed
         )
         entries |= {n: entries[n] + v if n in entries else v for n, v in more.items()}
     for operator in operators:
-        estimate = estimate_diagonal(operator, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
+        estimate = estimate_diagonal(
+            operator, rtol=rtol, max_matvecs=_products(max_matvecs), seed=seed
+        )
         samples += estimate.samples
         for name, place in operator.slices.items():
             p = problem.params[name]
@@ -208,9 +210,9 @@ def remainder_work(problem: Problem, limit: int) -> Work:
         work += SHIFT.times(limit)
     elif curved:
         exactly = sum(map(passes, curved))
-        work += Work(products=exactly) if exactly <= limit else SHIFT.times(limit)
+        work += Work(products=exactly) if exactly <= _TRACE_PASSES else SHIFT.times(limit)
     if any(layer.in_series for layer in seen) or len(seen) < len(problem.params):
-        work += Work(columns=limit)
+        work += Work(columns=_products(limit))
     return work
 
 
@@ -235,7 +237,7 @@ class _Plan:
         gauss_newton: Mapping[str, Tensor] | None,
     ) -> "_Plan":
         """Exact remainders if all of them take at most so many double backward passes."""
-        most = most if limit is None else min(most, limit)
+        most = most if limit is None else min(most, _TRACE_PASSES)
         seen = [at for at in parameters(problem).values() if at.parameter in names]
         if kind == "hessian" and gauss_newton is None and not few_outputs(problem):
             # Where torch's second derivatives are not right, nothing is known apart from products.
@@ -280,3 +282,8 @@ class _Plan:
 
 def _zeros(problem: Problem, name: str) -> Tensor:
     return torch.zeros_like(problem.params[name], dtype=torch.float64)
+
+
+def _products(limit: int | None) -> int | None:
+    """As many products as passes are allowed, but no fewer than say something of their spread."""
+    return None if limit is None else max(limit, 16)

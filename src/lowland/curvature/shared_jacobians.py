@@ -137,13 +137,13 @@ def _sums(part: Factors, small: list[Tensor], r: Tensor, w: Tensor) -> tuple[lis
         dots = (g * (x @ w[own.places[0]].T)).double().sum(1)
         return [every.diagonal_sum().double() for every in each], dots
     sums = [w.new_zeros(len(w), dtype=torch.float64) for _ in range(len(small) + 1)]
-    products: list[Tensor] = []
+    along: list[Tensor] = []
     for some in part.cached():
-        of = slice(len(products), len(products) + len(some.A))
+        of = slice(len(along), len(along) + len(some.A))
         B = some.gradients()
         g = (r[of].unsqueeze(1) @ B).squeeze(1)  # (n, M)
         for place, A in zip(sums, small, strict=False):
             place += (B * (A[of] @ B)).sum((0, 1))
         sums[-1] += g.square().sum(0)
-        products += (g @ w).double()
-    return sums, torch.stack(products)
+        along += (g @ w).double()
+    return sums, torch.stack(along)

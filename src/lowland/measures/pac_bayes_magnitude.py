@@ -107,4 +107,4 @@ def _crossing(over: Callable[[float], float]) -> float:
                     f"no noise in proportion to the weights raises the training loss by {_RISE}"
                 )
         left = at
-    return float(brentq(over, left, left + step, xtol=1e-3))
+    return float(brentq(over, left, left + step, xtol=1e-6))

@@ -4,11 +4,10 @@ from lowland.curvature import few_outputs
 from lowland.curvature import trace as trace_of
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.diagonals import gauss_newton_diagonal, hessian_work
+from lowland.measures.shared.diagonals import gauss_newton_diagonal, hessian_work, shifts
 from lowland.measures.shared.spectrum import whole_hessian
 from lowland.problem import Problem
 
-PASSES = 8  # over the data, for what is not exact
 OPEN = 0.25  # a trace with a larger standard error, as a share of it, is none
 
 
@@ -21,7 +20,7 @@ OPEN = 0.25  # a trace with a larger standard error, as a share of it, is none
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",
     sampled=True,
     sharper="higher",
-    cost=lambda problem: hessian_work(problem, PASSES),
+    cost=lambda problem: hessian_work(problem, 2 * shifts(problem)),
 )
 def trace(problem: Problem) -> Value:
     """Exact where layers can be seen through, otherwise estimated from so many passes.
@@ -29,7 +28,9 @@ def trace(problem: Problem) -> Value:
     They end before when the standard error is 1 %.
     """
     known = gauss_newton_diagonal(problem) if few_outputs(problem) else None
-    estimate = trace_of(whole_hessian(problem), rtol=0.01, max_matvecs=PASSES, gauss_newton=known)
+    estimate = trace_of(
+        whole_hessian(problem), rtol=0.01, max_matvecs=2 * shifts(problem), gauss_newton=known
+    )
     if not estimate.stderr <= OPEN * abs(estimate.value):
         raise InputError(f"the estimate leaves it open: {estimate!r}")
     return Value(estimate.value, estimate.method, estimate.stderr or None)

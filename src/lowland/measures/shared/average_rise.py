@@ -10,8 +10,8 @@ from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
 from lowland.measures.shared.standard_error import standard_error
 
-# Pairs of opposite perturbations: until the standard error is 1 %; two forward passes each.
-_FEWEST, _MOST, _RELATIVE = 4, 8, 0.01
+# Pairs of opposite perturbations, until the standard error is 1 %; two forward passes each.
+_FEWEST, _MOST, _RELATIVE = 8, 8, 0.01
 
 
 AVERAGE_RISE = Work(forwards=2 * _MOST, needs=(neighbourhood,))

@@ -1,5 +1,7 @@
 """The one pass over the data that every measure of diagonals and sample gradients reads."""
 
+import math
+
 from torch import Tensor
 
 from lowland.budget import Work
@@ -20,6 +22,14 @@ from lowland.problem import Problem
 SURROGATE = "normalized_cross_entropy"  # the loss that normalized sharpness is measured with
 # Outputs of a sample up to which the Gauss-Newton diagonal is computed at all.
 _MOST_OUTPUTS = 1024
+
+# Draws of random shifts, over samples and passes, and the fewest passes: their spread is the error.
+_DRAWS, _PASSES = 512, 4
+
+
+def shifts(problem: Problem) -> int:
+    """Passes over the data for what is estimated by random shifts: every sample draws its own."""
+    return max(_PASSES, math.ceil(_DRAWS / problem.count()))
 
 
 def _work(problem: Problem) -> Work:

@@ -19,12 +19,11 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.shared.balancing import Balanced, balance
-from lowland.measures.shared.diagonals import gauss_newton_diagonal, hessian_work
+from lowland.measures.shared.diagonals import gauss_newton_diagonal, hessian_work, shifts
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
 OPEN = 0.5  # a value with a larger standard error, as a share of it, is none
-PASSES = 4  # over the data, for what is not exact, of the cost of some gradients each
 
 
 def weight_matrices(problem: Problem) -> dict[str, int]:
@@ -48,11 +47,11 @@ def as_matrices(t: Tensor, groups: int) -> Tensor:
     return t.double().reshape(groups, t.shape[0] // groups, t.shape[1], -1).sum(-1)
 
 
-@once(lambda problem: hessian_work(problem, PASSES))
+@once(lambda problem: hessian_work(problem, shifts(problem)))
 def hessian_diagonal(problem: Problem) -> Diagonal:
     """The diagonal of the whole Hessian; an error where the loss has none.
 
-    What would take more than ``PASSES`` passes over the data is estimated from so many.
+    What would take more than 256 passes over the data is estimated from a few.
     """
     if not problem.loss.needs_model:
         with problem.measuring(), torch.no_grad():
@@ -60,7 +59,7 @@ def hessian_diagonal(problem: Problem) -> Diagonal:
         if why is not None:
             raise InputError(why)
     known = gauss_newton_diagonal(problem) if few_outputs(problem) else None
-    return diagonal(problem, max_matvecs=PASSES, gauss_newton=known)
+    return diagonal(problem, max_matvecs=shifts(problem), gauss_newton=known)
 
 
 @dataclass(frozen=True)
