@@ -86,7 +86,9 @@ def _structured_trace(
     if plan.unseen:
         operators.append(type(A)(problem, plan.unseen))
     estimates = [
-        estimate_trace(B, rtol=rtol, atol=target, max_matvecs=_products(max_matvecs), seed=seed)
+        estimate_trace(
+            B, rtol=rtol, atol=target, max_matvecs=max_matvecs and _products(max_matvecs), seed=seed
+        )
         for B in operators
     ]
     if plan.curved:
@@ -187,7 +189,7 @@ def diagonal(
         entries |= {n: entries[n] + v if n in entries else v for n, v in more.items()}
     for operator in operators:
         estimate = estimate_diagonal(
-            operator, rtol=rtol, max_matvecs=_products(max_matvecs), seed=seed
+            operator, rtol=rtol, max_matvecs=max_matvecs and _products(max_matvecs), seed=seed
         )
         samples += estimate.samples
         for name, place in operator.slices.items():
@@ -284,6 +286,6 @@ def _zeros(problem: Problem, name: str) -> Tensor:
     return torch.zeros_like(problem.params[name], dtype=torch.float64)
 
 
-def _products(limit: int | None) -> int | None:
+def _products(limit: int) -> int:
     """As many products as passes are allowed, but no fewer than say something of their spread."""
-    return None if limit is None else max(limit, 16)
+    return max(limit, 16)
