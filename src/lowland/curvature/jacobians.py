@@ -31,6 +31,7 @@ Way = type[GaussNewton] | type[OutputDifference]
 Outputs = Callable[[Problem, Batch, dict[str, Tensor]], Middle]
 
 _ALIKE = 1e-6  # how far apart, relative to their size, the two ways to u . J v may be
+_ROUNDING = 1e-12  # relative to the largest of all parameters
 _STEPS, _STEADY = (1e-6, 1e-7), 1e-3  # of differences, and what they may depend on them
 
 _CHOSEN: WeakKeyDictionary[Problem, dict[str, Way]] = WeakKeyDictionary()
@@ -62,10 +63,14 @@ def _right(problem: Problem, middle: Outputs) -> Way:
     try:
         product = GaussNewton(problem, params, double, whole)
         u = _noise(product.outputs)
-        for name, back in zip(params, product.back_from(u), strict=True):
+        backs = product.back_from(u)
+        sizes = [float(back.norm()) * back.numel() ** 0.5 for back in backs]
+        rounding = _ROUNDING * max(sizes)  # all that is left of a bias before a normalisation
+        for name, back, size in zip(params, backs, sizes, strict=True):
             v = [_noise(p) * (other == name) for other, p in params.items()]
-            one, other = float((u * product.along(v)).sum()), float((_noise(back) * back).sum())
-            if abs(one - other) > _ALIKE * float(back.norm()) * back.numel() ** 0.5:
+            forwards = float((u * product.along(v)).sum())
+            backwards = float((_noise(back) * back).sum())
+            if abs(forwards - backwards) > _ALIKE * size + rounding:
                 return OutputDifference
     except (RuntimeError, NotImplementedError):
         return OutputDifference
