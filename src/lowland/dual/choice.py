@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lowland.curvature import layer
+from lowland.curvature import Layer, layer
 from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.fit import NoDual, fit
 from lowland.dual.pairing import Pairs, pair
@@ -65,7 +65,7 @@ def _useful(problem: Problem, first: str, pairs: Pairs) -> str:
     Some of the pairs show which layers are far from it: a network with a path around all of its
     layers has none to offer, and each would take the time of several gradients.
     """
-    every, few = layers_with_dual(problem), _few(pairs)
+    every = layers_with_dual(problem)
     for name in (first, *(other for other in reversed(every) if other != first)):
         candidate = every[name]
         if held_bytes(candidate, len(pairs)) > problem.memory:
@@ -73,18 +73,21 @@ def _useful(problem: Problem, first: str, pairs: Pairs) -> str:
                 return first  # which the decomposition will refuse, with what it needs
             continue
         try:
-            if len(few) < len(pairs):
-                rough = fit(dual_shifts(problem, [candidate], few), name, few)
-                if max(rough.mean_residual, rough.loss_defect) > 2 * TRUSTED:
-                    continue
-            if fit(dual_shifts(problem, [candidate], pairs), name, pairs).trusted:
+            if (
+                not far_from_dual(problem, candidate, pairs)
+                and fit(dual_shifts(problem, [candidate], pairs), name, pairs).trusted
+            ):
                 return name
         except NoDual:
             continue
     return first
 
 
-def _few(pairs: Pairs) -> Pairs:
-    """As many as tell a layer without a dual, evenly over all."""
-    places = torch.linspace(0, len(pairs) - 1, min(_FEW, len(pairs))).round().long()
-    return replace(pairs, train=pairs.train[places], test=pairs.test[places])
+def far_from_dual(problem: Problem, layer: Layer, pairs: Pairs) -> bool:
+    """Whether some of many pairs show that a layer has no useful dual; an error if it has none."""
+    if len(pairs) <= _FEW:
+        return False
+    places = torch.linspace(0, len(pairs) - 1, _FEW).round().long()
+    few = replace(pairs, train=pairs.train[places], test=pairs.test[places])
+    rough = fit(dual_shifts(problem, [layer], few), layer.name, few)
+    return max(rough.mean_residual, rough.loss_defect) > 2 * TRUSTED

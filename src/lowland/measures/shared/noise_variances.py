@@ -87,7 +87,7 @@ def clipped(h: Diagonal, name: str, slopes: Tensor) -> Clipped:
         return Clipped(0.0, 0.0, share)
     error = h.stderr[name].double()
     s = error.clamp_min(torch.finfo(torch.float64).tiny)
-    t = value.abs() / s
+    t = (value.abs() / s).clamp_max(30)  # beyond, nothing is clipped
     b = s * ((-t.square() / 2).exp() / (2 * torch.pi) ** 0.5 - t * torch.special.ndtr(-t))
     b = float((slopes * b.clamp_min(0)).sum())
     variance = 2 * float((slopes * error).square().sum())
