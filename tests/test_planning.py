@@ -1,5 +1,7 @@
 """Plans: what fits a budget, in which order, and what it is said to take."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +75,18 @@ def test_what_does_not_fit_is_left_out_and_said():
 def test_what_comes_first_does_so_whatever_it_takes():
     tasks = {"cheap": Task(Work(forwards=1)), "the split": Task(Work(gradients=8), first=True)}
     assert list(plan(tasks, 100).takes) == ["the split", "cheap"]
+
+
+def test_what_reads_a_task_comes_after_it_or_not_at_all():
+    """One analysis, one decomposition: no measure makes another one of its own."""
+    tasks = {
+        "part": Task(Work(needs=(spectrum,))),
+        "the split": Task(Work(gradients=60), first=True, gives=(spectrum,)),
+    }
+    assert plan(tasks, 100).takes == {"the split": 60, "part": 0}
+    assert plan(tasks, 50).takes == {}
+    smaller = {**tasks, "the split": replace(tasks["the split"], sampled=Copies(1, 1))}
+    assert plan(smaller, 50, count=1024).takes == {"the split": 15, "part": 0}
 
 
 def test_a_subset_takes_what_all_samples_do_not_and_the_cheap_ones_keep_all():

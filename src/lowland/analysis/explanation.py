@@ -45,10 +45,11 @@ class How:
 
 
 class Step(NamedTuple):
-    """A part of the explanation, and what it takes."""
+    """A part of the explanation, what it takes, and what it takes without details."""
 
     run: Callable[[], None]
     work: Work
+    plain: Work
 
 
 @dataclass
@@ -96,16 +97,16 @@ class Explanation:
         detailed = split_work(
             problem, own, pairs, basis=how.basis, details=self.in_detail, widths=self._widths
         )
-        steps = {f"the split of layer {self.choice.layer!r}": Step(self.split, detailed)}
+        plain = split_work(problem, own, pairs, basis=how.basis)
+        steps = {f"the split of layer {self.choice.layer!r}": Step(self.split, detailed, plain)}
         if how.brief:
             return steps
         if how.gauge != "balanced" and self._is_small:
-            again = split_work(problem, own, pairs, basis=how.basis)
-            steps["the same with balanced units"] = Step(self.balance, again)
+            steps["the same with balanced units"] = Step(self.balance, plain, plain)
         if self._others:
             others = [layer(problem, name) for name in self._others]
             work = split_work(problem, others, pairs, basis=how.basis)
-            steps["the other layers"] = Step(self.compare_layers, work)
+            steps["the other layers"] = Step(self.compare_layers, work, work)
         return steps
 
     def _attempt(self, what: str, step: Callable[[], None], strict: bool = False) -> None:
@@ -141,8 +142,10 @@ class Explanation:
 
     @property
     def in_detail(self) -> bool:
-        """Whether widths and leading-order terms are computed."""
+        """Whether widths and leading-order terms are computed, which takes all samples."""
         assert self.choice is not None
+        if self.samples is not None:
+            return False
         numbers = self._size * (len(self.problem.train) + len(self.choice.pairs))
         return not self.how.brief and self._is_small and numbers <= _DETAILS
 

@@ -125,8 +125,13 @@ def analyze(
         for name in list(steps)[:1]:
             tasks[name] = decompose
             # On a subset: directions from its curvature, and as many pairs.
-            once = Copies(passes=1, flops=1)
-            costs[name] = replace(costs[name], first=True, gives=(decomposition,), sampled=once)
+            costs[name] = replace(
+                costs[name],
+                first=True,
+                gives=(decomposition,),
+                sampled=Copies(passes=1, flops=1),
+                reduced=steps[name].plain,
+            )
         tasks |= {CONVERGENCE: judge, **measuring.tasks}
         costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
         if not brief:

@@ -36,6 +36,7 @@ class Task:
     first: bool = False  # whether it is done before everything else
     gives: tuple[Callable[..., Any], ...] = ()  # shared computations that are done with it
     sampled: Copies | None = None  # what it takes on a subset; None if it needs all samples
+    reduced: Work | None = None  # what is done on a subset, if it is less
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class _Agenda:
     """Tasks that are taken one by one, with shared work counted once."""
 
     prices: Prices
+    given: Mapping[Callable[..., Any], str] = field(default_factory=dict)  # by tasks, and which
     takes: dict[str, float] = field(default_factory=dict)
     done: set[Key] = field(default_factory=set)
 
@@ -80,15 +82,22 @@ class _Agenda:
                     total += seconds(self.prices.shared(function))
             return total
 
-        total = seconds(task.work)
+        total = seconds(task.reduced if task.reduced and share is not None else task.work)
         return total, added | {(f, task.loss, part) for f in task.gives for part in (False, True)}
+
+    def _waits(self, task: Task) -> bool:
+        """Whether it reads what another task gives that was not taken."""
+        return any(self.given.get(f, "") not in ("", *self.takes) for f in task.work.needs)
 
     def fill(self, tasks: Mapping[str, Task], allowed: float, share: float | None = None) -> None:
         """Take tasks while they fit, from cheap to dear; those that come first before others."""
         left = {name: task for name, task in tasks.items() if name not in self.takes}
-        while left:
-            costs = {name: self.cost(task, share) for name, task in left.items()}
-            name = min(left, key=lambda n: (not left[n].first, costs[n][0]))
+        while True:
+            waiting = [name for name, task in left.items() if self._waits(task)]
+            if len(waiting) == len(left):
+                return
+            costs = {n: self.cost(task, share) for n, task in left.items() if n not in waiting}
+            name = min(costs, key=lambda n: (not left[n].first, costs[n][0]))
             seconds, added = costs[name]
             if self.seconds + seconds <= allowed:
                 self.takes[name] = seconds
@@ -117,12 +126,13 @@ class Plan:
         """The plan for so many seconds and training samples."""
         alone = {name: _Agenda(prices).cost(task)[0] for name, task in tasks.items()}
         gradient = prices.units["gradients"]
-        agenda = _Agenda(prices)
+        given = {function: name for name, task in tasks.items() for function in task.gives}
+        agenda = _Agenda(prices, given)
         agenda.fill(tasks, allowed)
         plan = cls(agenda.takes, alone, gradient)
         if len(agenda.takes) == len(tasks):
             return plan
-        agenda = _Agenda(prices)
+        agenda = _Agenda(prices, given)
         agenda.fill(tasks, allowed / 2)
         others = {
             name: task
@@ -161,7 +171,7 @@ def _subset(agenda: _Agenda, tasks: Mapping[str, Task], allowed: float, count: i
         return None
     size = 2 ** math.floor(math.log2(MOST * count))
     while size > LEAST:
-        trial = _Agenda(agenda.prices, dict(agenda.takes), set(agenda.done))
+        trial = replace(agenda, takes=dict(agenda.takes), done=set(agenda.done))
         trial.fill(tasks, allowed, size / count)
         if tasks.keys() <= trial.takes.keys():
             break
