@@ -67,8 +67,8 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert list(made.takes) == ["cheap"]
     line = made.in_words(10, "1,000 samples, 5 weights")
     assert line == (
-        "one gradient takes 1.0 s here (1,000 samples, 5 weights); 1 measures: about 2.0 s of "
-        "10 s; 1 do not fit (dear): --budget none runs them"
+        "one gradient takes 1.0 s here (1,000 samples, 5 weights); 1 measure: about 2.0 s of "
+        "10 s; 1 does not fit (dear): --budget none does that"
     )
 
 
@@ -102,7 +102,7 @@ def test_a_subset_takes_what_all_samples_do_not_and_the_cheap_ones_keep_all():
     assert made.samples == 128
     assert made.sampled == {"dear", "dearer"}
     assert made.takes == pytest.approx({"cheap": 4, "dear": 2.5, "dearer": 5.5})
-    assert "; 2 of them on 128 samples; 1 do not fit (bound)" in made.in_words(14, "")
+    assert "; 2 of them on 128 samples; 1 does not fit (bound)" in made.in_words(14, "")
     # few samples are not divided further
     assert plan(tasks, allowed=14, count=200).samples is None
 

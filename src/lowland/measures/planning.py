@@ -152,8 +152,9 @@ class Plan:
 
     def in_words(self, budget: float, subject: str) -> str:
         """The plan in one line: what a gradient takes, what is planned, and what does not fit."""
-        others = [name for name in self.takes if not name.isidentifier()]
-        parts = [f"{sum(name.isidentifier() for name in self.takes)} measures", *others[:1]]
+        others = [name for name in self.alone if name in self.takes and not name.isidentifier()]
+        count = sum(name.isidentifier() for name in self.takes)
+        parts = [f"{count} measure{'s' * (count != 1)}", *others[:1]]
         limit = f" of {in_words(budget)}" if budget < math.inf else ""
         line = f"one gradient takes {in_words(self.gradient)} here ({subject}); "
         line += f"{' and '.join(parts)}: about {in_words(self.seconds)}{limit}"
@@ -161,7 +162,8 @@ class Plan:
             line += f"; {len(self.sampled)} of them on {self.samples:,} samples"
         if out := [name for name in self.alone if name not in self.takes]:
             some = ", ".join(out[:3]) + (", ..." if len(out) > 3 else "")
-            line += f"; {len(out)} do not fit ({some}): --budget none runs them"
+            fit = "does not fit" if len(out) == 1 else "do not fit"
+            line += f"; {len(out)} {fit} ({some}): --budget none does that"
         return line
 
 
