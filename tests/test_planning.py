@@ -73,8 +73,12 @@ def test_what_does_not_fit_is_left_out_and_said():
 
 
 def test_what_comes_first_does_so_whatever_it_takes():
-    tasks = {"cheap": Task(Work(forwards=1)), "the split": Task(Work(gradients=8), first=True)}
-    assert list(plan(tasks, 100).takes) == ["the split", "cheap"]
+    tasks = {
+        "cheap": Task(Work(forwards=1)),
+        "the split": Task(Work(gradients=8), first=True),
+        "a minimum": Task(Work(gradients=2), first=True),
+    }
+    assert list(plan(tasks, 100).takes) == ["the split", "a minimum", "cheap"]
 
 
 def test_what_reads_a_task_comes_after_it_or_not_at_all():

@@ -33,7 +33,7 @@ class Task:
 
     work: Work
     loss: str | None = None
-    first: bool = False  # whether it is done before everything else
+    first: bool = False  # whether it is done before everything else, in the order given
     gives: tuple[Callable[..., Any], ...] = ()  # shared computations that are done with it
     sampled: Copies | None = None  # what it takes on a subset; None if it needs all samples
     reduced: Work | None = None  # what is done on a subset, if it is less
@@ -129,7 +129,7 @@ class Plan:
         given = {function: name for name, task in tasks.items() for function in task.gives}
         agenda = _Agenda(prices, given)
         agenda.fill(tasks, allowed)
-        plan = cls(agenda.takes, alone, gradient)
+        plan = cls(_in_order(agenda.takes, tasks), alone, gradient)
         if len(agenda.takes) == len(tasks):
             return plan
         agenda = _Agenda(prices, given)
@@ -148,7 +148,8 @@ class Plan:
         agenda.fill({n: t for n, t in tasks.items() if n not in others}, allowed)
         if not sampled:
             return plan
-        return replace(plan, takes=agenda.takes, samples=size, sampled=sampled)
+        takes = _in_order(agenda.takes, tasks)
+        return replace(plan, takes=takes, samples=size, sampled=sampled)
 
     def in_words(self, budget: float, subject: str) -> str:
         """The plan in one line: what a gradient takes, what is planned, and what does not fit."""
@@ -165,6 +166,12 @@ class Plan:
             fit = "does not fit" if len(out) == 1 else "do not fit"
             line += f"; {len(out)} {fit} ({some}): --budget none does that"
         return line
+
+
+def _in_order(takes: Mapping[str, float], tasks: Mapping[str, Task]) -> dict[str, float]:
+    """Those that come first before the others, in the order in which they were given."""
+    first = [name for name, task in tasks.items() if task.first and name in takes]
+    return {name: takes[name] for name in dict.fromkeys([*first, *takes])}
 
 
 def _subset(agenda: _Agenda, tasks: Mapping[str, Task], allowed: float, count: int) -> int | None:
