@@ -72,6 +72,7 @@ def test_an_analysis_holds_what_the_rooms_compute(made):
     assert results.outcome.gap == pytest.approx(expected.gap)
     np.testing.assert_array_equal(results.duality.sigma_g, expected.sigma_g)
     assert list(checks(analysis).values()) == [True] * 5
+    assert results.convergence.curvature is not None  # read off the decomposition
     assert analysis.answer.count(". ") == 1
     assert [row.layer for row in results.layer_rows] == ["0", "2", "4"]
     for row, split in zip(results.layer_rows, ll.duality(problem).values(), strict=True):

@@ -1,5 +1,7 @@
 """Plans: what fits a budget, in which order, and what it is said to take."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -65,14 +67,30 @@ def test_what_does_not_fit_is_left_out_and_said():
     assert list(made.takes) == ["cheap"]
     line = made.in_words(10, "1,000 samples, 5 weights")
     assert line == (
-        "one gradient takes 1.0 s here (1,000 samples, 5 weights); 1 measures: about 2.0 s of "
-        "10 s; 1 do not fit (dear): --budget none runs them"
+        "one gradient takes 1.0 s here (1,000 samples, 5 weights); 1 measure: about 2.0 s of "
+        "10 s; 1 does not fit (dear): --budget none does that"
     )
 
 
 def test_what_comes_first_does_so_whatever_it_takes():
-    tasks = {"cheap": Task(Work(forwards=1)), "the split": Task(Work(gradients=8), first=True)}
-    assert list(plan(tasks, 100).takes) == ["the split", "cheap"]
+    tasks = {
+        "cheap": Task(Work(forwards=1)),
+        "the split": Task(Work(gradients=8), first=True),
+        "a minimum": Task(Work(gradients=2), first=True),
+    }
+    assert list(plan(tasks, 100).takes) == ["the split", "a minimum", "cheap"]
+
+
+def test_what_reads_a_task_comes_after_it_or_not_at_all():
+    """One analysis, one decomposition: no measure makes another one of its own."""
+    tasks = {
+        "part": Task(Work(needs=(spectrum,))),
+        "the split": Task(Work(gradients=60), first=True, gives=(spectrum,)),
+    }
+    assert plan(tasks, 100).takes == {"the split": 60, "part": 0}
+    assert plan(tasks, 50).takes == {}
+    smaller = {**tasks, "the split": replace(tasks["the split"], sampled=Copies(1, 1))}
+    assert plan(smaller, 50, count=1024).takes == {"the split": 15, "part": 0}
 
 
 def test_a_subset_takes_what_all_samples_do_not_and_the_cheap_ones_keep_all():
@@ -88,7 +106,7 @@ def test_a_subset_takes_what_all_samples_do_not_and_the_cheap_ones_keep_all():
     assert made.samples == 128
     assert made.sampled == {"dear", "dearer"}
     assert made.takes == pytest.approx({"cheap": 4, "dear": 2.5, "dearer": 5.5})
-    assert "; 2 of them on 128 samples; 1 do not fit (bound)" in made.in_words(14, "")
+    assert "; 2 of them on 128 samples; 1 does not fit (bound)" in made.in_words(14, "")
     # few samples are not divided further
     assert plan(tasks, allowed=14, count=200).samples is None
 

@@ -114,7 +114,7 @@ def test_what_does_not_fit_on_all_samples_is_measured_on_some(one_second):
     names = ["trace", "expected_sharpness", "adaptive_average_case", "pac_bayes"]
     problem = network(1)
     rows = ll.measure(problem, names, budget=50)
-    full = ll.measure(problem, names)
+    full = ll.measure(problem, names[:3])
     assert [row.samples for row in rows.values()] == [None, 128, 128, None]
     assert rows["trace"].value == full["trace"].value
     for name in names[1:3]:
@@ -124,12 +124,12 @@ def test_what_does_not_fit_on_all_samples_is_measured_on_some(one_second):
         "does not fit the budget of 50 s; it takes about 1 min 15 s: budget='none' (--budget none) "
         "runs it, or naming it"
     )
-    again = ll.measure(problem, names, budget=50)
-    assert [row.value for row in again.values()] == [row.value for row in rows.values()]
+    again = Subset(problem, 128).value(registered()["expected_sharpness"])
+    assert again.value == rows["expected_sharpness"].value  # the same choice each time
 
 
 def test_a_split_that_does_not_fit_has_directions_from_some_samples(one_second):
-    results = ll.analyze(network(1), measures=["sharp_part"], budget=4).results
+    results = ll.analyze(network(1), measures=["sharp_part"], budget=60).results
     assert results.course.samples == 128
     assert results.duality.setting.route.endswith("from 128 of 512 samples")
     assert all(check.passed for check in results.checks)

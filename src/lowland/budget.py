@@ -56,22 +56,22 @@ def seconds(budget: float | str) -> float:
     return read
 
 
-def in_words(time: float) -> str:
+def in_words(duration: float) -> str:
     """A time in seconds the way a person says it.
 
     >>> in_words(0.034), in_words(1.52), in_words(220), in_words(300), in_words(8000)
     ('34 ms', '1.5 s', '3 min 40 s', '5 min', '2 h 13 min')
     """
-    if not math.isfinite(time):
+    if not math.isfinite(duration):
         return "no limit"
-    if time < 0.0995:
-        return f"{1000 * time:.2g} ms" if time >= 1e-4 else "under 0.1 ms"
-    if time < 9.95:
-        return f"{time:.1f} s"
-    if time < 59.5:
-        return f"{time:.0f} s"
-    high, low, factor = ("min", "s", 1) if time < 3570 else ("h", "min", 60)
-    whole, rest = divmod(round(time / factor), 60)
+    if duration < 0.0995:
+        return f"{1000 * duration:.2g} ms" if duration >= 1e-4 else "under 0.1 ms"
+    if duration < 9.95:
+        return f"{duration:.1f} s"
+    if duration < 59.5:
+        return f"{duration:.0f} s"
+    high, low, factor = ("min", "s", 1) if duration < 3570 else ("h", "min", 60)
+    whole, rest = divmod(round(duration / factor), 60)
     return f"{whole} {high}" + (f" {rest} {low}" if rest else "")
 
 
@@ -171,6 +171,6 @@ def check_time() -> None:
         raise OutOfBudget
 
 
-def named(budget: Any, default: float) -> float:
+def limit(budget: float | str | None, default: float) -> float:
     """The seconds of a budget that may be left out."""
     return default if budget is None else seconds(budget)

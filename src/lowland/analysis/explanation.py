@@ -17,6 +17,7 @@ from lowland.dual import (
     Rule,
     choose,
     duality,
+    far_from_dual,
     layers_with_dual,
     split_work,
 )
@@ -45,10 +46,11 @@ class How:
 
 
 class Step(NamedTuple):
-    """A part of the explanation, and what it takes."""
+    """A part of the explanation, what it takes, and what it takes without details."""
 
     run: Callable[[], None]
     work: Work
+    plain: Work
 
 
 @dataclass
@@ -96,16 +98,16 @@ class Explanation:
         detailed = split_work(
             problem, own, pairs, basis=how.basis, details=self.in_detail, widths=self._widths
         )
-        steps = {f"the split of layer {self.choice.layer!r}": Step(self.split, detailed)}
+        plain = split_work(problem, own, pairs, basis=how.basis)
+        steps = {f"the split of layer {self.choice.layer!r}": Step(self.split, detailed, plain)}
         if how.brief:
             return steps
         if how.gauge != "balanced" and self._is_small:
-            again = split_work(problem, own, pairs, basis=how.basis)
-            steps["the same with balanced units"] = Step(self.balance, again)
+            steps["the same with balanced units"] = Step(self.balance, plain, plain)
         if self._others:
             others = [layer(problem, name) for name in self._others]
             work = split_work(problem, others, pairs, basis=how.basis)
-            steps["the other layers"] = Step(self.compare_layers, work)
+            steps["the other layers"] = Step(self.compare_layers, work, work)
         return steps
 
     def _attempt(self, what: str, step: Callable[[], None], strict: bool = False) -> None:
@@ -127,13 +129,28 @@ class Explanation:
     def _is_small(self) -> bool:
         return self._size <= ALL_DIRECTIONS
 
-    @property
+    @cached_property
     def _others(self) -> list[str]:
-        """The layers beside the chosen one that have a dual; none of a large model."""
+        """The layers beside the chosen one that have a dual; none of a large model.
+
+        One of which only leading directions can be found, at the cost of many products, must also
+        have a useful dual.
+        """
         assert self.choice is not None
         if self._is_large:
             return []
-        return [name for name in layers_with_dual(self.problem) if name != self.choice.layer]
+        every = {
+            n: at for n, at in layers_with_dual(self.problem).items() if n != self.choice.layer
+        }
+        wide = [at for at in every.values() if at.size > ALL_DIRECTIONS]
+        far = [at.name for at in wide if far_from_dual(self.problem, at, self.choice.pairs)]
+        if far:
+            self.notes.append(
+                f"Layers without a useful dual that were not decomposed: "
+                f"{', '.join(map(repr, far))} (some pairs show that activities or losses are "
+                f"missed by more than {TRUSTED:.0%})."
+            )
+        return [name for name in every if name not in far]
 
     @property
     def _is_large(self) -> bool:
@@ -141,8 +158,10 @@ class Explanation:
 
     @property
     def in_detail(self) -> bool:
-        """Whether widths and leading-order terms are computed."""
+        """Whether widths and leading-order terms are computed, which takes all samples."""
         assert self.choice is not None
+        if self.samples is not None:
+            return False
         numbers = self._size * (len(self.problem.train) + len(self.choice.pairs))
         return not self.how.brief and self._is_small and numbers <= _DETAILS
 

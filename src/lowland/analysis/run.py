@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from lowland import __version__
 from lowland.analysis.explanation import Explanation, How
 from lowland.atomic import check_writable
-from lowland.budget import DEFAULT, Clock, named
+from lowland.budget import DEFAULT, Clock, limit
 from lowland.checkpoint import weights_bytes
 from lowland.curvature import Kind, layer, layers
 from lowland.dual import Rule
@@ -86,7 +86,7 @@ def analyze(
         progress: called with the name of each stage as it begins, a text that also knows how much
             is ``done`` and the seconds ``left`` (see :class:`lowland.budget.Stage`).
     """
-    clock = Clock(named(budget, DEFAULT if measures is None else math.inf))
+    clock = Clock(limit(budget, DEFAULT if measures is None else math.inf))
     if not problem.has_test:
         raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
     if out is not None:
@@ -125,8 +125,13 @@ def analyze(
         for name in list(steps)[:1]:
             tasks[name] = decompose
             # On a subset: directions from its curvature, and as many pairs.
-            once = Copies(passes=1, flops=1)
-            costs[name] = replace(costs[name], first=True, gives=(decomposition,), sampled=once)
+            costs[name] = replace(
+                costs[name],
+                first=True,
+                gives=(decomposition,),
+                sampled=Copies(passes=1, flops=1),
+                reduced=steps[name].plain,
+            )
         tasks |= {CONVERGENCE: judge, **measuring.tasks}
         costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
         if not brief:

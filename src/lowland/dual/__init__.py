@@ -4,7 +4,7 @@ The room is called ``dual`` because ``lowland.duality`` is the function.
 """
 
 from lowland.dual.basis import ALL_DIRECTIONS
-from lowland.dual.choice import Choice, choose, usual
+from lowland.dual.choice import Choice, choose, far_from_dual, usual
 from lowland.dual.decomposition import Rule, duality
 from lowland.dual.pairing import Pairs, pair
 from lowland.dual.shifts import layers_with_dual
@@ -17,6 +17,7 @@ __all__ = [
     "Rule",
     "choose",
     "duality",
+    "far_from_dual",
     "layers_with_dual",
     "pair",
     "pairing_work",

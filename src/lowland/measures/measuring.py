@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, named
+from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, limit
 from lowland.errors import InputError
 from lowland.findings import Decomposition, MeasureRow, encode
 from lowland.measures.planning import Task
@@ -124,7 +124,7 @@ def measure(
             much is ``done`` and the seconds ``left`` (see :class:`lowland.budget.Stage`).
     """
     chosen = chosen_measures(names)
-    schedule = Schedule(Clock(named(budget, DEFAULT if names is None else math.inf)), progress)
+    schedule = Schedule(Clock(limit(budget, DEFAULT if names is None else math.inf)), progress)
     with sharing():
         if decomposition is not None:
             share(decomposed.decomposition, problem, decomposition)

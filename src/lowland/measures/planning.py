@@ -33,9 +33,10 @@ class Task:
 
     work: Work
     loss: str | None = None
-    first: bool = False  # whether it is done before everything else
+    first: bool = False  # whether it is done before everything else, in the order given
     gives: tuple[Callable[..., Any], ...] = ()  # shared computations that are done with it
     sampled: Copies | None = None  # what it takes on a subset; None if it needs all samples
+    reduced: Work | None = None  # what is done on a subset, if it is less
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class _Agenda:
     """Tasks that are taken one by one, with shared work counted once."""
 
     prices: Prices
+    given: Mapping[Callable[..., Any], str] = field(default_factory=dict)  # by tasks, and which
     takes: dict[str, float] = field(default_factory=dict)
     done: set[Key] = field(default_factory=set)
 
@@ -80,15 +82,22 @@ class _Agenda:
                     total += seconds(self.prices.shared(function))
             return total
 
-        total = seconds(task.work)
+        total = seconds(task.reduced if task.reduced and share is not None else task.work)
         return total, added | {(f, task.loss, part) for f in task.gives for part in (False, True)}
+
+    def _waits(self, task: Task) -> bool:
+        """Whether it reads what another task gives that was not taken."""
+        return any(self.given.get(f, "") not in ("", *self.takes) for f in task.work.needs)
 
     def fill(self, tasks: Mapping[str, Task], allowed: float, share: float | None = None) -> None:
         """Take tasks while they fit, from cheap to dear; those that come first before others."""
         left = {name: task for name, task in tasks.items() if name not in self.takes}
-        while left:
-            costs = {name: self.cost(task, share) for name, task in left.items()}
-            name = min(left, key=lambda n: (not left[n].first, costs[n][0]))
+        while True:
+            waiting = [name for name, task in left.items() if self._waits(task)]
+            if len(waiting) == len(left):
+                return
+            costs = {n: self.cost(task, share) for n, task in left.items() if n not in waiting}
+            name = min(costs, key=lambda n: (not left[n].first, costs[n][0]))
             seconds, added = costs[name]
             if self.seconds + seconds <= allowed:
                 self.takes[name] = seconds
@@ -117,12 +126,13 @@ class Plan:
         """The plan for so many seconds and training samples."""
         alone = {name: _Agenda(prices).cost(task)[0] for name, task in tasks.items()}
         gradient = prices.units["gradients"]
-        agenda = _Agenda(prices)
+        given = {function: name for name, task in tasks.items() for function in task.gives}
+        agenda = _Agenda(prices, given)
         agenda.fill(tasks, allowed)
-        plan = cls(agenda.takes, alone, gradient)
+        plan = cls(_in_order(agenda.takes, tasks), alone, gradient)
         if len(agenda.takes) == len(tasks):
             return plan
-        agenda = _Agenda(prices)
+        agenda = _Agenda(prices, given)
         agenda.fill(tasks, allowed / 2)
         others = {
             name: task
@@ -138,12 +148,14 @@ class Plan:
         agenda.fill({n: t for n, t in tasks.items() if n not in others}, allowed)
         if not sampled:
             return plan
-        return replace(plan, takes=agenda.takes, samples=size, sampled=sampled)
+        takes = _in_order(agenda.takes, tasks)
+        return replace(plan, takes=takes, samples=size, sampled=sampled)
 
     def in_words(self, budget: float, subject: str) -> str:
         """The plan in one line: what a gradient takes, what is planned, and what does not fit."""
-        others = [name for name in self.takes if not name.isidentifier()]
-        parts = [f"{sum(name.isidentifier() for name in self.takes)} measures", *others[:1]]
+        others = [name for name in self.alone if name in self.takes and not name.isidentifier()]
+        count = sum(name.isidentifier() for name in self.takes)
+        parts = [f"{count} measure{'s' * (count != 1)}", *others[:1]]
         limit = f" of {in_words(budget)}" if budget < math.inf else ""
         line = f"one gradient takes {in_words(self.gradient)} here ({subject}); "
         line += f"{' and '.join(parts)}: about {in_words(self.seconds)}{limit}"
@@ -151,8 +163,15 @@ class Plan:
             line += f"; {len(self.sampled)} of them on {self.samples:,} samples"
         if out := [name for name in self.alone if name not in self.takes]:
             some = ", ".join(out[:3]) + (", ..." if len(out) > 3 else "")
-            line += f"; {len(out)} do not fit ({some}): --budget none runs them"
+            fit = "does not fit" if len(out) == 1 else "do not fit"
+            line += f"; {len(out)} {fit} ({some}): --budget none does that"
         return line
+
+
+def _in_order(takes: Mapping[str, float], tasks: Mapping[str, Task]) -> dict[str, float]:
+    """Those that come first before the others, in the order in which they were given."""
+    first = [name for name, task in tasks.items() if task.first and name in takes]
+    return {name: takes[name] for name in dict.fromkeys([*first, *takes])}
 
 
 def _subset(agenda: _Agenda, tasks: Mapping[str, Task], allowed: float, count: int) -> int | None:
@@ -161,7 +180,7 @@ def _subset(agenda: _Agenda, tasks: Mapping[str, Task], allowed: float, count: i
         return None
     size = 2 ** math.floor(math.log2(MOST * count))
     while size > LEAST:
-        trial = _Agenda(agenda.prices, dict(agenda.takes), set(agenda.done))
+        trial = replace(agenda, takes=dict(agenda.takes), done=set(agenda.done))
         trial.fill(tasks, allowed, size / count)
         if tasks.keys() <= trial.takes.keys():
             break

@@ -42,7 +42,10 @@ class Schedule:
             return
         with self.clock.limited():
             self.progress("what one gradient takes")
-            known, allowed = prices(problem), self.clock.allowed
+            try:
+                known, allowed = prices(problem), self.clock.allowed
+            except Exception:  # a model without a gradient: the measures that need one say why
+                return
             plan = Plan.of(tasks, known, allowed - self.clock.spent, problem.count())
             self.plan = replace(plan, line=plan.in_words(allowed, _subject(problem)))
 

@@ -17,7 +17,12 @@ FREE = Work()  # weights are read, and at most a few samples
 
 def work_of(cost: Cost, problem: "Problem") -> Work:
     """What something of this cost takes on a problem."""
-    return cost if isinstance(cost, Work) else cost(problem)
+    if isinstance(cost, Work):
+        return cost
+    try:
+        return cost(problem)
+    except Exception:  # what fails here fails when it is computed, and says so there
+        return FREE
 
 
 def on_test(passes: Work) -> Callable[["Problem"], Work]:
