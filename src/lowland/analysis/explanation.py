@@ -139,18 +139,26 @@ class Explanation:
         assert self.choice is not None
         if self._is_large:
             return []
-        every = {
-            n: at for n, at in layers_with_dual(self.problem).items() if n != self.choice.layer
-        }
-        wide = [at for at in every.values() if at.size > ALL_DIRECTIONS]
-        far = [at.name for at in wide if far_from_dual(self.problem, at, self.choice.pairs)]
+        names = [name for name in layers_with_dual(self.problem) if name != self.choice.layer]
+        far = [name for name in names if self._is_far(name)]
         if far:
             self.notes.append(
                 f"Layers without a useful dual that were not decomposed: "
                 f"{', '.join(map(repr, far))} (some pairs show that activities or losses are "
                 f"missed by more than {TRUSTED:.0%})."
             )
-        return [name for name in every if name not in far]
+        return [name for name in names if name not in far]
+
+    def _is_far(self, name: str) -> bool:
+        """Whether a wide layer is known to have no useful dual."""
+        assert self.choice is not None
+        wide = layer(self.problem, name)
+        try:
+            return wide.size > ALL_DIRECTIONS and far_from_dual(
+                self.problem, wide, self.choice.pairs
+            )
+        except InputError:  # which the decomposition will say
+            return False
 
     @property
     def _is_large(self) -> bool:
