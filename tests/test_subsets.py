@@ -102,7 +102,7 @@ def network(seed: int, N: int = 512) -> Problem:
 @pytest.fixture
 def one_second(monkeypatch):
     """Every pass over all data is said to take a second, and linear algebra nothing."""
-    units = {**dict.fromkeys(UNITS, 1.0), "flops": 0.0}
+    units = {**dict.fromkeys(UNITS, 1.0), "flops": 0.0, "sample_flops": 0.0}
 
     def made_up(problem):
         return Prices(units, lambda shared: work_of(shared.cost, problem))

@@ -90,6 +90,7 @@ class Work:
     ggn_columns: float = 0  # of the Gauss-Newton matrix, in blocks
     diagonals: float = 0  # exact Gauss-Newton diagonals of all parameters
     fishers: float = 0  # exact diagonals of the empirical Fisher matrix
+    sample_flops: float = 0  # of linear algebra with every sample
     flops: float = 0  # of linear algebra, whatever the number of samples
     needs: tuple[Callable[..., Any], ...] = ()
 

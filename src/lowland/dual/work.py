@@ -32,15 +32,13 @@ def split_work(
     for at in chosen:
         work += _directions(problem, at, basis) + _shifts(at, pairs)
         listed = at.size if at.size <= ALL_DIRECTIONS else LEADING
-        work += Work(flops=8 * pairs * at.size * listed)
-        if details:
-            work += Work(flops=12 * pairs * at.size * listed)
+        work += Work(sample_flops=(20 if details else 8) * pairs * at.size * listed)
         if widths:
             tail = sum(other.size * other.positions for other in _from(problem, at))
             blocks = -(-widths // block_of(problem, at))
             work += Work(
                 forwards=CROSSINGS * blocks,
-                flops=6 * CROSSINGS * widths * problem.count() * tail,
+                sample_flops=6 * CROSSINGS * widths * problem.count() * tail,
             )
     return work
 
@@ -49,7 +47,7 @@ def pairing_work(problem: Problem) -> Work:
     """What :func:`pair` takes: distances within each class, as if there were ten."""
     sample = problem.first(1).inputs
     features = getattr(sample, "numel", lambda: 0)()
-    return Work(flops=problem.count() * problem.count("test") * features)
+    return Work(sample_flops=problem.count() * problem.count("test") * features)
 
 
 def _from(problem: Problem, at: Layer) -> list[Layer]:
@@ -70,15 +68,16 @@ def _directions(problem: Problem, at: Layer, basis: Kind) -> Work:
     if way == "dense":
         outer = at.positions == 1 and groups == 1
         block = out**2 * inputs**2 / 2 if outer else 2 * C * M**2
-        return Work(flops=N * block + _EIGENVECTORS * M**3)
+        return Work(sample_flops=N * block, flops=_EIGENVECTORS * M**3)
     if way == "products":
         return Work(products=_PRODUCTS, flops=4 * M * _PRODUCTS * 2 * LEADING)
     each = 4 * N * at.positions * groups * (C * out + out * inputs)
-    return Work(flops=_PRODUCTS * (each + 8 * M * LEADING))
+    return Work(sample_flops=_PRODUCTS * each, flops=_PRODUCTS * 8 * M * LEADING)
 
 
 def _shifts(at: Layer, pairs: int) -> Work:
     groups, out, inputs = at.shape
     T, small = at.positions, min(at.positions, inputs)
     eigen = _EIGENVECTORS * small**3 if small > 1 else 0
-    return Work(flops=pairs * groups * (eigen + 8 * T * inputs * (small + out) + 8 * out * inputs))
+    each = eigen + 8 * T * inputs * (small + out) + 8 * out * inputs
+    return Work(sample_flops=pairs * groups * each)

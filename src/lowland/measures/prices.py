@@ -36,7 +36,8 @@ def prices(problem: Problem) -> Prices:
     """Every unit of work in seconds over all training samples."""
     sample, gradient = _sample(problem)
     scale = problem.count() / len(sample.train)
-    units = {"gradients": scale * gradient, "flops": _seconds_of_a_flop()}
+    flop = _seconds_of_a_flop()
+    units = {"gradients": scale * gradient, "flops": flop, "sample_flops": flop}
     for unit, measured in _passes(sample, problem):
         try:
             units[unit] = scale * measured()
