@@ -131,14 +131,14 @@ def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
     if index is None:
         raise _Opaque(f"enters {operation} with entries that occur more than once")
     try:
-        found = product(node, argument, index.shape)
+        role = product(node, argument, index.shape)
     except RuntimeError as error:  # a saved tensor that is gone, or was changed in place
         why = str(error).splitlines()[0]
         raise _Opaque(f"enters {operation}, whose inputs are not kept ({why})") from error
-    if found is None:
+    if role is None:
         raise _Opaque(f"enters {operation}, which cannot be seen through")
-    in_series = in_series and not found.constant
-    return Use(found.operation, node, found.x.detach(), found.rows, found.entries(index), in_series)
+    in_series = in_series and not role.constant
+    return Use(role.operation, node, role.x.detach(), role.rows, role.entries(index), in_series)
 
 
 def _summed(use: Use, x: Tensor, delta: Tensor) -> Tensor:
@@ -157,12 +157,12 @@ def jacobian(z: Tensor, uses: Sequence[Use], rows: Tensor) -> list[Tensor]:
 
     ``rows`` are (r, *z.shape); all of them go through one vectorised pass.
     """
-    found = torch.autograd.grad(
+    slopes = torch.autograd.grad(
         z, _edges(uses), rows, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
     return [
         rows.new_zeros(len(rows), *use.output_shape) if g is None else g
-        for use, g in zip(uses, found, strict=True)
+        for use, g in zip(uses, slopes, strict=True)
     ]
 
 
@@ -171,12 +171,12 @@ def gradients(
 ) -> list[Tensor]:
     """For each use, the gradient of ``sum(row * y)`` with respect to its outputs; row 1 if None."""
     row = torch.ones_like(y) if row is None else row
-    found = torch.autograd.grad(
+    slopes = torch.autograd.grad(
         y, _edges(uses), row, retain_graph=True, create_graph=create_graph, allow_unused=True
     )
     return [
         row.new_zeros(use.output_shape) if g is None else g
-        for use, g in zip(uses, found, strict=True)
+        for use, g in zip(uses, slopes, strict=True)
     ]
 
 

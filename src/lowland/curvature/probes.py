@@ -173,8 +173,8 @@ class _Draws:
                     continue
                 terms = Term(shift.x, response.unsqueeze(1), shift.use.places).gradients()[:, 0]
                 share = (shift.noise[:, flat] * terms).sum(0)
-                known = sums.get(name, share.new_zeros(size))
-                sums[name] = known.index_add(0, flat, share)
+                previous = sums.get(name, share.new_zeros(size))
+                sums[name] = previous.index_add(0, flat, share)
             yield {name: share.detach().double() for name, share in sums.items()}
 
     def _answers_of(
@@ -234,7 +234,7 @@ def remainder_diagonal(
 
     The errors are the spread of the passes' estimates.
     """
-    names = [at.parameter for at in curved]
+    names = [layer.parameter for layer in curved]
     draws = _Draws(problem, names, whole)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
     sums: list[dict[str, Tensor]] = [{} for _ in range(passes)]

@@ -54,7 +54,7 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
     """
     problem = problems[0]
     left = parameters(problem)
-    each = max(1, sum(factor_bytes(problem, at, "ggn")[1] for at in left.values()))
+    each = max(1, sum(factor_bytes(problem, layer, "ggn")[1] for layer in left.values()))
     sums: list[dict[str, Tensor]] = [{} for _ in range(len(problems) + 1)]
     along = []
     with problem.measuring():
@@ -62,7 +62,7 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
             seen = ForwardPass(problem, batch, left)
             for other in problems:
                 give_up(other, seen.opaque)
-            left = {name: at for name, at in left.items() if name not in seen.opaque}
+            left = {name: layer for name, layer in left.items() if name not in seen.opaque}
             if not left:
                 break
             dots = torch.zeros(len(batch), dtype=torch.float64, device=problem.device)
@@ -86,8 +86,8 @@ def fisher_diagonal(problem: Problem) -> JointDiagonals:
         for parts in factors(problem, list(parameters(problem).values()), "fisher"):
             rows = []
             for name, part in parts.items():
-                one = part.A[:, 0]  # (n, 1)
-                (square,), dots = _sums(part, [], one, problem.params[name].flatten())
+                ones = part.A[:, 0]  # (n, 1)
+                (square,), dots = _sums(part, [], ones, problem.params[name].flatten())
                 sums[name] = sums[name] + square if name in sums else square
                 rows.append(dots)
             along.append(torch.stack(rows).sum(0))
@@ -118,8 +118,8 @@ def _parts(
     small = [rows @ A @ rows.T for A in curvatures]
     terms = through_outputs(seen, chosen, rows)
     return [
-        (name, Factors(at, terms[name], small[0], "C backward passes"), small, r @ rows.T)
-        for name, at in chosen.items()
+        (name, Factors(layer, terms[name], small[0], "C backward passes"), small, r @ rows.T)
+        for name, layer in chosen.items()
     ]
 
 

@@ -159,8 +159,8 @@ class Spectrum:
         )
         value, noise = (least + most) / 2, float(self.sums(values, gauss, count)[1])
         if samples is not None:
-            probes, known = self.quadrature.probes, float(values[self.single].sum())
-            value = (probes * value + count * known + float(samples.sum())) / (probes + count)
+            probes, singles = self.quadrature.probes, float(values[self.single].sum())
+            value = (probes * value + count * singles + float(samples.sum())) / (probes + count)
         stderr = math.hypot(noise, (most - least) / math.sqrt(12), astray)
         return Estimate(value, stderr, self.matvecs + count, True, self.method)
 
@@ -185,14 +185,14 @@ class Spectrum:
         """
         if self.quadrature is None:
             return values.sum(-1), torch.zeros_like(values[..., 0])
-        one, count = self.single, self.size - int(self.single.sum())
-        mass = self.weights[~one].sum().clamp_min(1e-12)
+        single, count = self.single, self.size - int(self.single.sum())
+        mass = self.weights[~single].sum().clamp_min(1e-12)
         if integral is None:
             integral = values @ self.weights
-        rest = (integral - values[..., one] @ self.weights[one]) / mass
+        rest = (integral - values[..., single] @ self.weights[single]) / mass
         probes = self.quadrature.probes + samples
-        noise = _noise(values[..., ~one], self.weights[~one] / mass, count, probes)
-        return values[..., one].sum(-1) + count * rest, noise
+        noise = _noise(values[..., ~single], self.weights[~single] / mass, count, probes)
+        return values[..., single].sum(-1) + count * rest, noise
 
     def between(self, low: float, high: float) -> Estimate:
         """The number of eigenvalues above ``low`` and up to ``high``; to one of them at best."""
