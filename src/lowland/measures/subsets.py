@@ -70,10 +70,10 @@ class Subset:
         """What it is, for a method."""
         return f"on {self.count:,} of {self.problem.count():,} samples, stratified"
 
-    def value(self, known: Measure) -> Value:
+    def value(self, measure: Measure) -> Value:
         """The measure on all samples as this subset tells it."""
-        whole = known.function(self.whole)
-        values = [known.function(group).value for group in self.groups]
+        whole = measure.function(self.whole)
+        values = [measure.function(group).value for group in self.groups]
         if not all(map(math.isfinite, [whole.value, *values])):
             raise InputError(f"it is not finite {self.words}")
         value, error = extrapolated(whole.value, values, self.count / self.problem.count())

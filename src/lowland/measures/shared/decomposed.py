@@ -13,10 +13,10 @@ def _work(problem: Problem) -> Work:
     if not problem.has_test:
         return Work()
     try:
-        at = layers_with_dual(problem)[usual(problem)]
+        usual_layer = layers_with_dual(problem)[usual(problem)]
     except InputError:  # which the decomposition will say
         return Work()
-    return pairing_work(problem) + split_work(problem, [at], problem.count("test"))
+    return pairing_work(problem) + split_work(problem, [usual_layer], problem.count("test"))
 
 
 @once(_work)
