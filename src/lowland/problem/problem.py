@@ -202,7 +202,7 @@ class Problem:
     def _read(self) -> dict[str, Tensor]:
         """Every parameter and buffer as a constant, by name."""
         own = dict(self.model.named_parameters())
-        found = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
+        constants = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
         missing = [n for n in self._names if n not in own]
         if missing:
             raise InputError(
@@ -210,7 +210,7 @@ class Problem:
                 "changing the model's structure"
             )
         buffers = self.model.named_buffers()
-        return found | {n: b.clone() if b.is_inference() else b for n, b in buffers}
+        return constants | {n: b.clone() if b.is_inference() else b for n, b in buffers}
 
     @property
     def test(self) -> Batches:
