@@ -162,7 +162,7 @@ class Explanation:
 
     @property
     def _is_large(self) -> bool:
-        return sum(at.size for at in layers(self.problem).values()) > _LAYERS
+        return sum(weight.size for weight in layers(self.problem).values()) > _LAYERS
 
     @property
     def in_detail(self) -> bool:
