@@ -127,8 +127,9 @@ class ClassLoss(Loss):
         if outputs.ndim == 1 or outputs.shape[1:].numel() == 1:
             raise InputError(
                 f"loss {self.name!r} compares the scores of two classes or more, but the model has "
-                "one output; pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for "
-                "two classes"
+                "one output",
+                advice="pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for two "
+                "classes",
             )
         for split, all_targets in every.items():
             if all_targets.is_floating_point():
@@ -162,8 +163,9 @@ class ClassLoss(Loss):
         if targets.shape[1:] != outputs.shape[1:]:
             raise InputError(
                 f"the {split} targets are real numbers of shape {tuple(targets.shape)}, which loss "
-                f"{self.name!r} cannot compare with outputs of shape {tuple(outputs.shape)}: pass "
-                "loss='mse' for a regression, or whole numbers (targets.long()) for class labels"
+                f"{self.name!r} cannot compare with outputs of shape {tuple(outputs.shape)}",
+                advice="pass loss='mse' for a regression, or whole numbers (targets.long()) for "
+                "class labels",
             )
         sums = targets.sum(1)
         if targets.min() < 0 or (sums - 1).abs().max() > _SHARES:
@@ -171,8 +173,9 @@ class ClassLoss(Loss):
                 f"the {split} targets are real numbers, but no shares of classes, which are not "
                 f"negative and add up to 1 (they run from {float(targets.min()):.3g} to "
                 f"{float(targets.max()):.3g}, sums from {float(sums.min()):.3g} to "
-                f"{float(sums.max()):.3g}); pass loss='mse' for a regression, or "
-                "torch.nn.BCEWithLogitsLoss() for labels that do not exclude each other"
+                f"{float(sums.max()):.3g})",
+                advice="pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for "
+                "labels that do not exclude each other",
             )
 
     def second(self, outputs: Tensor, targets: Tensor) -> Tensor | None:

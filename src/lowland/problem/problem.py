@@ -508,8 +508,8 @@ class Problem:
             other.loss = self._resolved(loss)
             check_loss(other)
         except InputError as error:
-            # what to pass instead is for a loss that a Problem is made with
-            raise InputError(str(error).split("; pass")[0].split(": pass")[0]) from error
+            # The advice is for who makes a Problem: there the loss was chosen, here a measure's is.
+            raise InputError(error.reason) from error
         return other
 
     def subset(self, places: Tensor) -> "Problem":
