@@ -242,7 +242,7 @@ class _Plan:
         limit: int | None,
         gauss_newton: Mapping[str, Tensor] | None,
     ) -> "_Plan":
-        """Exact remainders if all of them take at most so many double backward passes."""
+        """The plan; remainders are exact if all take at most ``most`` double backward passes."""
         most = most if limit is None else min(most, _TRACE_PASSES)
         seen = [layer for layer in parameters(problem).values() if layer.parameter in names]
         if kind == "hessian" and gauss_newton is None and not few_outputs(problem):
@@ -293,5 +293,5 @@ def _zeros(problem: Problem, name: str) -> Tensor:
 
 
 def _products(limit: int) -> int:
-    """As many products as passes are allowed, but no fewer than say something of their spread."""
+    """The products to estimate with: as many as passes are allowed, and enough for a spread."""
     return max(limit, 16)

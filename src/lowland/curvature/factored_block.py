@@ -63,7 +63,7 @@ class LayerBlock:
 
 
 def _outer_product(term: Term, A: Tensor, weights: Tensor) -> Tensor:
-    """The sum over samples of the blocks times weights (out, in), where each sees one vector."""
+    """The blocks, summed over samples that each see one vector, times ``weights`` (out, in)."""
     x, J = term.x[:, 0, 0], term.J[:, :, 0, 0]  # (n, in), (n, C, out)
     Jp = (x @ weights.T).unsqueeze(1) @ J.mT  # (n, 1, C)
     return (Jp @ A @ J)[:, 0].T @ x
@@ -78,7 +78,7 @@ def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> Layer
 def layer_operators(
     problem: Problem, names: list[str], kind: Kind = "hessian"
 ) -> dict[str, LayerBlock]:
-    """The same for several layers from one pass over the data."""
+    """The :func:`layer_operator` of several layers by name, from one pass over the data."""
     check_kind(kind)
     chosen = {name: layer_named(problem, name) for name in names}
     for name, layer in chosen.items():

@@ -193,7 +193,7 @@ class Arrangement:
     blocks: bool
 
     def __call__(self, t: Tensor, axis: int = 0) -> Tensor:
-        """(..., R, T, ...) to (..., n, q T, ...), for rows along ``axis``."""
+        """The rows along ``axis`` by sample: (..., R, T, ...) becomes (..., n, q T, ...)."""
         n = self.count
         if self.index is not None:
             kept = (self.index >= 0).view(n, -1, *[1] * (t.ndim - axis - 1))
@@ -209,14 +209,17 @@ class Arrangement:
 
 
 def _codes(n: int, like: Tensor) -> Tensor:
-    """Three numbers between 1 and 2 for each sample, (3, n): the first is 1, two tell which."""
+    """Factors for each sample, (3, n), between 1 and 2: a plain 1, and two digits of its number."""
     k = torch.arange(n, device=like.device)
     base = math.isqrt(n - 1) + 1
     return 1 + torch.stack([torch.zeros_like(k), k % base, k // base]).to(like.dtype) / base
 
 
 def _arrangement(marked: Tensor, n: int) -> Arrangement | None:
-    """From gradients (3, R, ...) by the codes."""
+    """Which sample each of R rows belongs to; None where a row mixes samples.
+
+    ``marked`` has the rows' gradients, (3, R, ...), of outputs that are multiplied by the codes.
+    """
     R = marked.shape[1]
     if R == 0:  # no sample came here
         return Arrangement(n, marked.new_full((n, 1), -1, dtype=torch.long), True)

@@ -37,7 +37,7 @@ def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor
 
 
 def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -> dict[str, Tensor]:
-    """The same for several layers from one pass over the data."""
+    """The :func:`layer_hessian` of several layers by name, from one pass over the data."""
     check_kind(kind)
     chosen = {name: layer_named(problem, name) for name in names}
     for name, layer in chosen.items():

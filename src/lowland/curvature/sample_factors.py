@@ -41,7 +41,7 @@ _BATCHED = 1 << 16
 
 
 def check_kind(kind: str) -> None:
-    """An error for a matrix that there is not."""
+    """An error if there is no matrix of this kind."""
     if kind not in get_args(Kind):
         raise InputError(f"kind must be 'hessian', 'ggn' or 'fisher'; got {kind!r}")
 
@@ -292,7 +292,7 @@ def _twice(losses: Tensor, seen: ForwardPass, layer: Layer) -> Factors:
         )
 
     def flat(every: Sequence[Tensor]) -> Tensor:
-        """Of all uses, (n, D)."""
+        """The gradients of all uses side by side, by sample, (n, D)."""
         parts = [seen.by_sample(name, i, g.unsqueeze(0)) for i, g in enumerate(every)]
         return torch.cat([part.flatten(1) for part in parts], 1)
 

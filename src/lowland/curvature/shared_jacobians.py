@@ -34,7 +34,10 @@ MOST_OUTPUTS = 128
 
 @dataclass(frozen=True)
 class JointDiagonals:
-    """By parameter that can be seen through, in float64 and in the parameter's shape."""
+    """Exact diagonals of the parameters that can be seen through, by name.
+
+    They are in float64 and in the parameter's shape.
+    """
 
     ggn: list[dict[str, Tensor]]  # of each loss
     fisher: dict[str, Tensor]  # of the first loss: mean_k g_k^2
@@ -79,7 +82,7 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
 
 @differentiating()
 def fisher_diagonal(problem: Problem) -> JointDiagonals:
-    """That of the empirical Fisher matrix alone, from one backward pass, whatever the outputs."""
+    """The empirical Fisher matrix's diagonal alone: one backward pass, however many outputs."""
     sums: dict[str, Tensor] = {}
     along = []
     with problem.measuring():
@@ -97,7 +100,7 @@ def fisher_diagonal(problem: Problem) -> JointDiagonals:
 
 
 def _kept(problem: Problem, sums: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Sums over samples as means: of the parameters that all data-parallel ranks saw through."""
+    """Means from sums over samples, for the parameters that all data-parallel ranks saw through."""
     count, names, seen = problem.count(), list(problem.params), parameters(problem)
     lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
     kept = [name for name, times in zip(names, lost.tolist(), strict=True) if not times]

@@ -118,7 +118,7 @@ def effective_dimension(
 def _bounds(
     quadrature: Quadrature, determined: Callable[[Tensor], Tensor], alpha: float
 ) -> tuple[float, float]:
-    """Between which numbers the mean of ``x / (x + alpha)`` over the probes' measure is.
+    """Bounds, low and high, on the mean of ``x / (x + alpha)`` over the probes' measure.
 
     Without negative eigenvalues, as seen from the pole, the Gauss quadrature is the upper bound and
     that of Gauss-Radau with a node below the spectrum the lower one. Otherwise from the shares

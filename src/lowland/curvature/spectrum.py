@@ -56,7 +56,7 @@ class Spectrum:
 
     @classmethod
     def exactly(cls, A: Operator) -> "Spectrum":
-        """From the whole matrix: as many products as it has rows, or none if it is dense."""
+        """All eigenvalues, from as many products as there are rows, or none if A is dense."""
         if isinstance(A, Dense):
             matrix, matvecs = finite(A.matrix).double(), 0
         else:
@@ -77,14 +77,14 @@ class Spectrum:
 
     @classmethod
     def sampled(cls, A: Operator, start: Tensor, steps: int, **until: Any) -> "Spectrum":
-        """From a block Lanczos run; the arguments are those of ``block_lanczos``."""
+        """A quadrature from a block Lanczos run; the arguments are those of ``block_lanczos``."""
         q = block_lanczos(A, start, steps, **until)
         numbers = (A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype)
         return cls(*numbers, max(q.rounding, _reach(A, q.nodes)), exactness(A), q)
 
     @classmethod
     def of(cls, A: Operator, steps: int, probes: int, seed: int) -> "Spectrum":
-        """Whichever takes fewer products."""
+        """All eigenvalues or a quadrature, whichever takes fewer products."""
         if isinstance(A, Dense) or A.size <= min(steps * probes, ALL_EIGENVALUES):
             return cls.exactly(A)
         generator = torch.Generator(device=A.device).manual_seed(seed)
@@ -103,7 +103,7 @@ class Spectrum:
 
     @property
     def floor(self) -> float:
-        """Eigenvalues of smaller magnitude may be zero but for the errors of the products."""
+        """The magnitude below which an eigenvalue may be nothing but errors of the products."""
         eps = torch.finfo(self.dtype).eps
         return max((self.size if self.exact else 10) * eps * self.norm, self.rounding)
 

@@ -205,14 +205,14 @@ class LeaveOneOut:
 
 
 def covariance(change: Tensor) -> float:
-    """Of two samples, from what each changes by without the other: ``E D_ij D_ji``."""
+    """The covariance of two samples, ``E D_ij D_ji``: D_ij is the change of i without j."""
     m = len(change)
     change = change.clone().fill_diagonal_(0)
     return max(0.0, float((change * change.T).sum() / max(1, m * (m - 1))))
 
 
 def pooled(X: Tensor, covariance: float, inside: Tensor, fresh: Tensor) -> tuple[float, float]:
-    """Mean and standard error of all samples, the fresh ones being given the range."""
+    """Mean and standard error of the m samples of the sketch and the k fresh ones together."""
     m, k = len(X), len(fresh)
     if m + k == 0:
         return 0.0, math.inf
