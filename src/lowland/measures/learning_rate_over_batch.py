@@ -21,7 +21,7 @@ from lowland.problem import Problem
     invariant=("layers", "units", "outputs"),
 )
 def learning_rate_over_batch(problem: Problem) -> Value:
-    """A fact of the training, not of the point that it reached."""
+    """The ratio of the two facts as given: of the training, not of the point that it reached."""
     facts = problem.training
     for fact in ("learning_rate", "batch_size"):
         if fact not in facts:

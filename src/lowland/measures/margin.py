@@ -14,7 +14,7 @@ _SHARE = 0.1
 
 @once(Work(forwards=1))
 def tenth_percentile(problem: Problem) -> float:
-    """Of the right class's score less the best other one."""
+    """The tenth percentile, over samples, of the right class's score less the best other score."""
     margins = []
     for z, y in class_scores(problem, "train"):
         right = z.gather(1, y[:, None])
@@ -39,5 +39,5 @@ def tenth_percentile(problem: Problem) -> float:
     invariant=("layers", "units"),
 )
 def margin(problem: Problem) -> Value:
-    """Interpolated between the two nearest samples."""
+    """The tenth percentile, interpolated between the two nearest samples."""
     return Value(tenth_percentile(problem), "exact")

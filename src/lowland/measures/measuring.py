@@ -73,7 +73,7 @@ class Measurements(Mapping[str, Measurement]):
         return "\n".join(map(repr, self._rows.values()))
 
     def whole(self) -> Self:
-        """The measurements, if no interrupt cut them short; otherwise that interrupt."""
+        """The measurements unchanged; raises KeyboardInterrupt if one cut them short."""
         if self.interrupted:
             raise KeyboardInterrupt
         return self
@@ -156,7 +156,7 @@ class Measuring:
 
     @property
     def costs(self) -> dict[str, Task]:
-        """The same as work to be planned; what does not apply takes nothing."""
+        """The measures as tasks to be planned; one that does not apply takes no time."""
         return {
             name: Task(
                 FREE if self._lacks(measure) else work_of(measure.cost, self.problem),

@@ -32,7 +32,7 @@ _FACTOR = 1e6
     invariant=("layers", "units"),
 )
 def path_norm(problem: Problem) -> Value:
-    """One forward pass, once it is clear that the network is made of paths."""
+    """The norm from one forward pass of squared weights; an error if there are no paths."""
     layers = _all_layers(problem)
     with problem.measuring():
         few = problem.first(2)
@@ -77,7 +77,7 @@ def _all_layers(problem: Problem) -> list[Layer]:
 def _check_homogeneous(
     problem: Problem, layers: list[Layer], values: dict[str, Tensor], inputs: Any
 ) -> None:
-    """Without biases, s times the inputs must give s times the outputs."""
+    """An error unless, without biases, s times the inputs give s times the outputs."""
     biases = [layer.bias for layer in layers if layer.bias is not None]
     values = {**values, **{name: torch.zeros_like(values[name]) for name in biases}}
     with torch.no_grad():

@@ -28,7 +28,7 @@ from lowland.problem import Problem
     invariant=("layers",),
 )
 def relative_flatness(problem: Problem) -> Value:
-    """With H = mean_k S_k kron x_k x_k^T it is mean_k |x_k|^2 tr(S_k W W^T)."""
+    """The exact value, ``mean_k |x_k|^2 tr(S_k W W^T)``, as ``H = mean_k S_k kron x_k x_k^T``."""
     layer = _last_dense(problem)
     if layer.positions > 1:
         raise InputError(_several(layer, layer.positions))

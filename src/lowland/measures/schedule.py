@@ -95,7 +95,7 @@ class Schedule:
         return f"does not fit the budget of {in_words(self.clock.allowed)}{about}: {RUN_IT}"
 
     def course(self) -> Course:
-        """How it went, for the record."""
+        """What was planned and what was done, for the saved record."""
         plan, limit = self.plan, self.clock.allowed
         return Course(
             budget=limit if limit < float("inf") else None,

@@ -30,7 +30,7 @@ _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where
     cost=Work(forwards=2 * LEADING * _EVALUATIONS, needs=(neighbourhood, leading)),
 )
 def width(problem: Problem) -> Value:
-    """Of all parameters together; the papers take the principal directions of one layer.
+    """The mean width along leading directions of all parameters; the papers take one layer's.
 
     The first crossing is that between the centre and the first point with twice the loss, outwards
     from where a parabola would have it, and is found to 0.1 %.
@@ -56,7 +56,7 @@ def width(problem: Problem) -> Value:
 
 
 def _distance(near: Neighbourhood, e: Tensor, curvature: float) -> float:
-    """How far along e the loss has doubled."""
+    """The distance along e at which the loss has doubled."""
     loss, gradient = near.origin
     slope = float(gradient @ e)
 

@@ -27,7 +27,7 @@ def decomposition(problem: Problem) -> Decomposition:
 
 
 def useful_decomposition(problem: Problem) -> Decomposition:
-    """The same, or an error if its dual weights do not stand for the data."""
+    """The decomposition; an error if its dual weights do not stand for the data."""
     shared = decomposition(problem)
     if not shared.trusted:
         raise InputError(

@@ -21,7 +21,7 @@ from lowland.rescaling import Joint, joints
 
 @once()
 def matrix_layers(problem: Problem) -> list[Layer]:
-    """The dense and convolutional layers; an error where other weights are more than scales."""
+    """The dense and convolutional layers; an error if there are matrices of other layers."""
     plain = [layer for layer in matrices(problem).values() if layer.is_plain]
     seen = {layer.parameter for layer in plain}
     left = [n for n, p in problem.params.items() if p.ndim > 1 and n not in seen]

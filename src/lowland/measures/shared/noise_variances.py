@@ -64,7 +64,7 @@ def hessian_diagonal(problem: Problem) -> Diagonal:
 
 @dataclass(frozen=True)
 class Clipped:
-    """A sum of slopes times ``max(h, 0)`` over estimated h: what it errs by, and how."""
+    """The error of a sum of slopes times ``max(h, 0)`` where h is estimated."""
 
     variance: float  # from the errors of h
     bias: float  # that clipping adds to the sum, on average
