@@ -114,7 +114,7 @@ def check_loss(problem: "Problem") -> None:
 
 
 def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
-    """What is compared: the model's outputs or, if the loss runs the model itself, the losses."""
+    """The model's outputs or, if the loss runs the model itself, the losses."""
     if problem.loss.needs_model:
         return problem.batch_losses(batch)
     try:

@@ -300,7 +300,7 @@ class Problem:
         return of_first_rank(batch) if self.sharded else batch
 
     def place(self, batch: Batch) -> Batch:
-        """The batch where and as the model wants it; the run ends here if its time is up."""
+        """The batch on the model's device, in its precision; an error if the time is up."""
         check_time()
         device, dtype = self.device, self.dtype
         with torch.inference_mode(False):
@@ -327,12 +327,12 @@ class Problem:
     def run(
         self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
     ) -> Any:
-        """Whatever the model returns for these inputs, and more arguments by name."""
+        """What the model returns, unchanged, for the inputs and more arguments by name."""
         args, kwargs = arguments(inputs)
         return self._called(self.model, "", params or {}, args, {**kwargs, **more})
 
     def _precision(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-        """What the forward pass runs in: nothing but itself in a precision of the model's own."""
+        """A context for a forward pass in ``dtype``; empty where that is the model's own."""
         return contextlib.nullcontext() if dtype in self._written_in else all_in(dtype)
 
     def batch_losses(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -355,7 +355,7 @@ class Problem:
         args: tuple,
         kwargs: dict | None = None,
     ) -> Any:
-        """What a module returns that holds the model under a prefix, with some other parameters."""
+        """The output of a module that holds the model under ``prefix``, with these ``params``."""
         # Buffers are handed over too: what a forward pass puts in their place is then undone.
         values = dict(self._held or self._read())
         given: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -393,7 +393,7 @@ class Problem:
             return self._of_each(split, self.batch_wrong)
 
     def _of_each(self, split: str, numbers: Callable[[Batch], Tensor]) -> Tensor:
-        """A number for each sample, (N,), put in one place from the start.
+        """One number for each sample, (N,), written into a single tensor batch by batch.
 
         Small tensors that stay between large ones that go would keep the memory of these.
         """
@@ -496,7 +496,7 @@ class Problem:
 
     @property
     def base(self) -> "Problem":
-        """The problem that this one is with another loss; otherwise itself."""
+        """The problem whose :meth:`with_loss` made this one; otherwise itself."""
         return self._base or self
 
     def with_loss(self, loss: LossLike) -> "Problem":
