@@ -508,7 +508,7 @@ class Problem:
             other.loss = self._resolved(loss)
             check_loss(other)
         except InputError as error:
-            # The advice is for who makes a Problem: there the loss was chosen, here a measure's is.
+            # The advice is about the loss a Problem is made with, not about a measure's own loss.
             raise InputError(error.reason) from error
         return other
 
