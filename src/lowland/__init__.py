@@ -108,9 +108,9 @@ def __getattr__(name: str) -> Any:
     if name in ("data", "optim", "sweep", "training"):  # rooms that are public as they are
         return importlib.import_module(f"lowland.{name}")
     if name in _ROOM_OF:
-        found = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)
-        globals()[name] = found
-        return found
+        attribute = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)
+        globals()[name] = attribute
+        return attribute
     raise AttributeError(f"module 'lowland' has no attribute {name!r}")
 
 

@@ -236,7 +236,7 @@ class Batches:
             self._parts = loader
 
     def _hold(self, batches: Iterable[Batch], expected: int = 0) -> bool:
-        """Keep what comes while it is small enough; whether that was all of it."""
+        """Keep batches while they are small enough; returns whether all of them were kept."""
         parts: list[Batch] = []
         targets = _Targets(expected, self._limit)
         self._count = size = 0
@@ -270,7 +270,7 @@ class Batches:
         return batch
 
     def _is_same_again(self, loader: DataLoader, opening: list[Batch]) -> bool:
-        """Whether the first samples come again as they are.
+        """Whether a second reading starts with the same samples.
 
         Augmentation that changes a sample with probability p goes unnoticed with probability
         ``(p^2 + (1 - p)^2)^256``, once in 170 times for p = 1/100. Data that is kept in memory is

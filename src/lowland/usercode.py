@@ -25,8 +25,8 @@ def loss_named(name: str, option: str) -> Any:
     """A loss by its name, or the user's own from ``pkg.module:name``; a class is instantiated."""
     if ":" not in name:
         return name
-    found = imported(name, option)
-    return called(name, option) if isinstance(found, type) else found  # torch.nn:MSELoss
+    loss = imported(name, option)
+    return called(name, option) if isinstance(loss, type) else loss  # torch.nn:MSELoss
 
 
 def source_digest(path: str) -> str:
@@ -62,7 +62,7 @@ def imported(path: str, option: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise InputError(f"{option} {path}: importing {module_name} failed: {error}") from error
@@ -78,12 +78,12 @@ def imported(path: str, option: str) -> Any:
             f"{option} {path}: importing {module_name} raised {described(error)}{_place(error)}"
         ) from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
+        if not hasattr(target, part):
+            near = difflib.get_close_matches(part, dir(target), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "; name a function in it"
             raise InputError(f"{option} {path}: {module_name} has no {name!r}{hint}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def called(path: str, option: str) -> Any:

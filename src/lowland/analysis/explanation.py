@@ -162,7 +162,7 @@ class Explanation:
 
     @property
     def _is_large(self) -> bool:
-        return sum(at.size for at in layers(self.problem).values()) > _LAYERS
+        return sum(weight.size for weight in layers(self.problem).values()) > _LAYERS
 
     @property
     def in_detail(self) -> bool:
@@ -185,7 +185,7 @@ class Explanation:
 
     @cached_property
     def _pairs(self) -> Pairs:
-        """All pairs, or as many as there are samples to compute with, from each class alike."""
+        """All pairs, or a stratified choice of as many as there are samples to compute with."""
         assert self.choice is not None
         pairs = self.choice.pairs
         if self.samples is None or self.samples >= len(pairs):
@@ -196,7 +196,7 @@ class Explanation:
 
     @cached_property
     def _curvature(self) -> Problem | None:
-        """The samples that the directions are computed from, if not all."""
+        """The problem with the samples that directions are computed from; None for all."""
         return None if self.samples is None else Subset(self.problem, self.samples).whole
 
     def _split(self) -> None:

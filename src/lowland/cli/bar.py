@@ -14,7 +14,7 @@ from lowland.budget import Stage, in_words
 
 @contextlib.contextmanager
 def bar(console: Console) -> Iterator[Callable[[str], None]]:
-    """Draw stages while the block runs; nothing of it stays but lines that are meant to last."""
+    """Draw stages while the block runs; only lines that are meant to last stay afterwards."""
     stages = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
     columns = (SpinnerColumn(), stages, _Share(bar_width=20), _TimeLeft())
     with Progress(*columns, console=console, transient=True) as shown:

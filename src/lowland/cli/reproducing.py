@@ -107,7 +107,7 @@ def _list(as_json: bool) -> None:
 
 
 def _made(folder: Path) -> Path:
-    """Before the work rather than after it: the folder for the pages."""
+    """The folder for the pages, made before the work, so that an error comes early."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -104,23 +104,23 @@ def _change(change: "Change") -> tuple[str, str]:
     return number(change.value, 3), f"{number(change.low, 3)} to {number(change.high, 3)}"
 
 
-def draw_stress(console: Console, title: str, found: "Stress") -> None:
+def draw_stress(console: Console, title: str, stress: "Stress") -> None:
     """One row per measure: what it was, and how many times larger each transformation made it."""
     console.print(Text(title, style="bold"))
     console.print(
         Text(
-            f"The same network with weights rescaled by up to {found.factor:g}: how many times "
+            f"The same network with weights rescaled by up to {stress.factor:g}: how many times "
             "larger each measure became. Only 'outputs' changes the function, by a factor. It is "
             "'unknown' where the error of a measure is too large to say."
         )
     )
     console.print()
-    ways = list(next(iter(found.moves.values()), {}))
+    ways = list(next(iter(stress.moves.values()), {}))
     table = Table(box=None, pad_edge=False)
     for heading in ("measure", "value", *ways):
         table.add_column(heading, justify="left" if heading == "measure" else "right")
     missing = []
-    for name, row in found.moves.items():
+    for name, row in stress.moves.items():
         first = next(iter(row.values()), None)
         if first is None or first.before is None:
             missing.append(name)
@@ -130,9 +130,9 @@ def draw_stress(console: Console, title: str, found: "Stress") -> None:
     console.print()
     if missing:
         console.print(Text(f"do not apply: {', '.join(missing)}"))
-    for by, why in found.skipped.items():
+    for by, why in stress.skipped.items():
         console.print(Text(f"{by}: {why}"))
-    for name, by in found.broken():
+    for name, by in stress.broken():
         console.print(Text(f"BROKEN CLAIM: {name} says that {by} cannot move it"))
 
 
@@ -142,10 +142,10 @@ def _moved(move: "Move") -> str:
     return number(move.ratio, 2) if move.ratio is not None else "moved"
 
 
-def draw_measures(console: Console, known: "Iterable[Measure]") -> None:
+def draw_measures(console: Console, measures: "Iterable[Measure]") -> None:
     """One measure after the other: three columns would leave none of them enough room."""
     family = None
-    for measure in known:
+    for measure in measures:
         if measure.family != family:
             family = measure.family
             console.rule(Text(family), align="left")
@@ -212,16 +212,18 @@ def _draw_means(console: Console, summary: "Summary", varied: list[str]) -> None
 def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]]) -> None:
     """A line for each sweep on a directory, and one for each stack that trains now."""
     console.print(Text(f"{len(sweeps)} sweep(s) on {directory}", style="bold"))
-    for one in sweeps:
-        if one.get("unreadable"):
-            console.print(Text(f"{one['sweep']}: its plan cannot be read; starting it mends that"))
+    for sweep in sweeps:
+        if sweep.get("unreadable"):
+            console.print(
+                Text(f"{sweep['sweep']}: its plan cannot be read; starting it mends that")
+            )
             continue
-        parts = [f"{one['done']} done"]
+        parts = [f"{sweep['done']} done"]
         parts += [
-            f"{one[name]} {name}" for name in ("failed", "unconverged", "missing") if one[name]
+            f"{sweep[name]} {name}" for name in ("failed", "unconverged", "missing") if sweep[name]
         ]
-        console.print(Text(f"{one['sweep']}: {one['runs']} runs: {', '.join(parts)}"))
-        for now in one["training"]:
+        console.print(Text(f"{sweep['sweep']}: {sweep['runs']} runs: {', '.join(parts)}"))
+        for now in sweep["training"]:
             loss = "" if now["loss"] is None else f", loss {now['loss']:.2e}"
             console.print(Text(f"  training: epoch {now['epoch']}{loss}, {now['part']:.0%}"))
 
@@ -245,20 +247,20 @@ def draw_outcomes(
     console: Console, outcomes: "list[Outcome]", store: Path, pages: list[Path]
 ) -> None:
     """Every claim with its verdict, and where the figures are."""
-    for one in outcomes:
-        console.print(Text(f"{one.name}: {one.title}", style="bold"))
+    for outcome in outcomes:
+        console.print(Text(f"{outcome.name}: {outcome.title}", style="bold"))
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
         table.add_column()
-        for judged in one.claims:
-            found = judged.finding
-            numbers = f"{found.effect:.3g} [{found.low:.3g}, {found.high:.3g}] {found.unit}"
-            effect = numbers if math.isfinite(found.effect) else f"no number: {found.note}"
-            table.add_row(found.verdict, Text(f"{judged.text}\n{effect}"))
+        for judged in outcome.claims:
+            finding = judged.finding
+            numbers = f"{finding.effect:.3g} [{finding.low:.3g}, {finding.high:.3g}] {finding.unit}"
+            effect = numbers if math.isfinite(finding.effect) else f"no number: {finding.note}"
+            table.add_row(finding.verdict, Text(f"{judged.text}\n{effect}"))
         console.print(table)
-        for why in one.left_out:
+        for why in outcome.left_out:
             console.print(Text(f"left out: {why}"))
-        figure = store / one.folder / f"{one.file}.svg"
+        figure = store / outcome.folder / f"{outcome.file}.svg"
         console.print(Text(f"figure: {figure}"), soft_wrap=True)
         console.print()
     for path in pages:

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def complain(text: str) -> None:
-    """A line on stderr, unless nobody is there to read it."""
+    """Write a line on stderr; nothing happens where it cannot be written."""
     with contextlib.suppress(OSError):
         print(f"lowland: {text}", file=sys.stderr, flush=True)
 

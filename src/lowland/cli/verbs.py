@@ -154,22 +154,22 @@ def compare(
                 check_page(page)
             start, *rest = [load(home(path)) for path in (first, second, *others)]
             say("comparing: 1,000 resamples of the pairs")
-            found = [run(start, other, seed=seed, command=typed()) for other in rest]
-        for comparison, page in zip(found, pages, strict=True):
+            comparisons = [run(start, other, seed=seed, command=typed()) for other in rest]
+        for comparison, page in zip(comparisons, pages, strict=True):
             with fate_of(page, "the comparison"):
                 comparison.to_html(page)
         if as_json:
             documents = [
                 {**encode(its.results, {}), "answer": its.answer, "report": str(page)}
-                for its, page in zip(found, pages, strict=True)
+                for its, page in zip(comparisons, pages, strict=True)
             ]
             results.json({"comparisons": documents} if others else documents[0])
         else:
             from lowland.cli.summary import draw_comparison, draw_solutions
 
             if others:
-                results.text(lambda c: draw_solutions(c, [its.results for its in found]))
-            for comparison, page in zip(found, pages, strict=True):
+                results.text(lambda c: draw_solutions(c, [its.results for its in comparisons]))
+            for comparison, page in zip(comparisons, pages, strict=True):
                 draw = functools.partial(draw_comparison, comparison=comparison, page=page)
                 results.text(draw)
 
@@ -223,13 +223,13 @@ def measures(
 
             problem, title, _ = _chosen(model, checkpoint, data, loss, data_dir, seed, say)
             # The demo is the paper's network, with the paper's number in all of its layers.
-            found = run(problem, factor=factor, progress=say)
+            outcome = run(problem, factor=factor, progress=say)
         if as_json:
-            results.json(found.to_dict())
+            results.json(outcome.to_dict())
         else:
             from lowland.cli.summary import draw_stress
 
-            results.text(lambda console: draw_stress(console, title, found))
+            results.text(lambda console: draw_stress(console, title, outcome))
 
 
 def _list_measures(as_json: bool, quiet: bool) -> None:
@@ -238,16 +238,17 @@ def _list_measures(as_json: bool, quiet: bool) -> None:
             say("looking for measures")
             from lowland.measures import registered
 
-            known = registered().values()
+            all_measures = registered().values()
         if as_json:
             rows = [
-                {k: v for k, v in vars(m).items() if k not in ("function", "cost")} for m in known
+                {k: v for k, v in vars(m).items() if k not in ("function", "cost")}
+                for m in all_measures
             ]
             results.json([{**row, "invariant": sorted(row["invariant"])} for row in rows])
         else:
             from lowland.cli.summary import draw_measures
 
-            results.text(lambda console: draw_measures(console, known))
+            results.text(lambda console: draw_measures(console, all_measures))
 
 
 @app.command
@@ -266,15 +267,15 @@ def report(directory: Path, /, *, as_json: Json = False, quiet: Quiet = False) -
             say("report")
             from lowland.results import REPORT, load
 
-            found, path = load(directory), directory / REPORT
+            analysis, path = load(directory), directory / REPORT
         with fate_of(path, "the report"):
-            found.to_html(path)
+            analysis.to_html(path)
             if as_json:
-                results.json({"report": str(path), "answer": found.answer})
+                results.json({"report": str(path), "answer": analysis.answer})
             else:
                 from lowland.cli.summary import draw_results
 
-                results.text(lambda c: draw_results(c, found, path))
+                results.text(lambda c: draw_results(c, analysis, path))
 
 
 def _check_whose(model: str | None, checkpoint: Path | None, data: str | None, loss: str) -> None:

@@ -26,7 +26,7 @@ Part = tuple[slice, list[Tensor | None]]  # some of the columns, and the product
 
 
 class BlockProduct(Protocol):
-    """Directions (k, *shape), one tensor for each parameter, to the matrix times them."""
+    """A function that multiplies the matrix with k directions, (k, *shape) for each parameter."""
 
     def __call__(self, V: list[Tensor]) -> Iterator[Part]:
         """The products, some columns at a time."""
@@ -34,13 +34,13 @@ class BlockProduct(Protocol):
 
 @dataclass(frozen=True)
 class ColumnByColumn:
-    """One product of a batch after the other."""
+    """Products with many columns for a batch that can only multiply with one at a time."""
 
     product: BatchProduct
 
     @staticmethod
     def of(build: Callable[[Batch], BatchProduct]) -> Callable[[Batch], BlockProduct]:
-        """From batches, given how a single product is made of one."""
+        """A function from a batch to its products; ``build`` makes the product with one column."""
         return lambda batch: ColumnByColumn(build(batch))
 
     def __call__(self, V: list[Tensor]) -> Iterator[Part]:
@@ -111,7 +111,7 @@ class Tapes:
         return math.ceil(len(self.problem.train) / pieces)
 
     def record(self, batch: Batch) -> Tape:
-        """The batch's gradient, written down."""
+        """A tape of all operations that compute the batch's gradient."""
         problem, targets = self.problem, batch.targets
 
         def outputs(weights: list[Tensor]) -> Tensor:
@@ -170,7 +170,7 @@ def confirmed(
 
 
 def _compared(tapes: Tapes) -> tuple[int, int] | None:
-    """The bytes of a tape and of a column per sample; None if single products are others."""
+    """The bytes of a tape and of a column per sample; None if single products differ from it."""
     first, few = tapes.problem.first(1), tapes.problem.first(_SAMPLES)
     generator = torch.Generator(device=tapes.problem.device).manual_seed(0)
     V = [
@@ -189,7 +189,7 @@ def _compared(tapes: Tapes) -> tuple[int, int] | None:
 
 
 def _agree(block: list[Tensor | None], single: Direction) -> bool:
-    """Whether every parameter's part is the same but for rounding."""
+    """Whether two products are equal, up to rounding, in the part of every parameter."""
     whole = float(torch.stack([s.norm() for s in single]).norm())
     for b, s in zip(block, single, strict=True):
         eps = torch.finfo(s.dtype).eps

@@ -113,9 +113,13 @@ def _structured_trace(
         return Estimate(exact, 0.0, 0, True, _EXACT, {name: parts[name] for name in A.params})
     for estimate in estimates:
         for name, share in estimate.parts.items():
-            known = parts[name].value if name in parts else 0.0
+            previous = parts[name].value if name in parts else 0.0
             parts[name] = Estimate(
-                known + share.value, share.stderr, share.samples, share.converged, share.method
+                previous + share.value,
+                share.stderr,
+                share.samples,
+                share.converged,
+                share.method,
             )
     value = exact + sum(e.value for e in estimates)
     stderr = sum(e.stderr**2 for e in estimates) ** 0.5
@@ -238,46 +242,48 @@ class _Plan:
         limit: int | None,
         gauss_newton: Mapping[str, Tensor] | None,
     ) -> "_Plan":
-        """Exact remainders if all of them take at most so many double backward passes."""
+        """The plan; remainders are exact if all take at most ``most`` double backward passes."""
         most = most if limit is None else min(most, _TRACE_PASSES)
-        seen = [at for at in parameters(problem).values() if at.parameter in names]
+        seen = [layer for layer in parameters(problem).values() if layer.parameter in names]
         if kind == "hessian" and gauss_newton is None and not few_outputs(problem):
             # Where torch's second derivatives are not right, nothing is known apart from products.
             right = way(problem) is DoubleBackward
-            curved = [at for at in seen if right and not at.in_series]
-            taken = {at.parameter for at in curved} | set(unused(problem))
+            curved = [layer for layer in seen if right and not layer.in_series]
+            taken = {layer.parameter for layer in curved} | set(unused(problem))
             zeros = {n: _zeros(problem, n) for n in unused(problem) if n in names}
             return cls(zeros, curved, [], [n for n in names if n not in taken], True)
-        series = [at for at in seen if kind == "hessian" and at.in_series]
-        curved = [at for at in seen if kind == "hessian" and at.curved and not at.in_series]
+        series = [layer for layer in seen if kind == "hessian" and layer.in_series]
+        curved = [
+            layer for layer in seen if kind == "hessian" and layer.curved and not layer.in_series
+        ]
         if (series or curved) and way(problem) is not DoubleBackward:
-            seen = [at for at in seen if at not in series and at not in curved]
+            seen = [layer for layer in seen if layer not in series and layer not in curved]
             series, curved = [], []
         if sum(map(passes, curved)) <= most:
             twice, curved = curved, []
         else:
             twice = []
         if kind == "hessian" and gauss_newton is not None:
-            straight = [at for at in seen if at not in twice]
+            straight = [layer for layer in seen if layer not in twice]
             exact = {
-                at.parameter: gauss_newton[at.parameter]
-                for at in straight
-                if at.parameter in gauss_newton
+                layer.parameter: gauss_newton[layer.parameter]
+                for layer in straight
+                if layer.parameter in gauss_newton
             }
             exact |= exact_diagonal(problem, twice, kind) if twice else {}
         else:
-            partly = {at.parameter for at in (*series, *curved)}
+            partly = {layer.parameter for layer in (*series, *curved)}
             exact = exact_diagonal(problem, [*series, *curved], "ggn")
             exact |= exact_diagonal(
-                problem, [at for at in seen if at.parameter not in partly], kind
+                problem, [layer for layer in seen if layer.parameter not in partly], kind
             )
         for name in unused(problem):
             if name in names:
                 exact[name] = _zeros(problem, name)
         return cls(
             exact,
-            [at for at in curved if at.parameter in exact],
-            [at.parameter for at in series if at.parameter in exact],
+            [layer for layer in curved if layer.parameter in exact],
+            [layer.parameter for layer in series if layer.parameter in exact],
             [name for name in names if name not in exact],
         )
 
@@ -287,5 +293,5 @@ def _zeros(problem: Problem, name: str) -> Tensor:
 
 
 def _products(limit: int) -> int:
-    """As many products as passes are allowed, but no fewer than say something of their spread."""
+    """The products to estimate with: as many as passes are allowed, and enough for a spread."""
     return max(limit, 16)

@@ -36,7 +36,7 @@ class Estimate:
 
 
 def _with_error(value: float, stderr: float) -> str:
-    """Both numbers, the value to the last digit that its error leaves a meaning."""
+    """Value and error as text, without the digits of the value that its error leaves unknown."""
     if not math.isfinite(value) or stderr <= 1e-6 * abs(value):
         return f"{value:.6g}" + (f" ± {stderr:.1g}" if stderr and math.isfinite(value) else "")
     if not math.isfinite(stderr):

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lowland.curvature.layer_search import Layer, layer
+from lowland.curvature.layer_search import Layer
+from lowland.curvature.layer_search import layer as layer_named
 from lowland.curvature.sample_factors import Factors, Kind, Term, check_kind, factors
 from lowland.distributed import total
 from lowland.errors import InputError
@@ -21,12 +22,12 @@ class LayerBlock:
     products with x and a few small ones, whatever the rest of the network.
     """
 
-    def __init__(self, problem: Problem, at: Layer, parts: list[Factors], kind: Kind) -> None:
-        self.problem, self.layer, self.kind = problem, at, kind
-        self.size = at.size
+    def __init__(self, problem: Problem, layer: Layer, parts: list[Factors], kind: Kind) -> None:
+        self.problem, self.layer, self.kind = problem, layer, kind
+        self.size = layer.size
         self.shape = (self.size, self.size)
         self.dtype, self.device = problem.dtype, problem.device
-        self.slices = {at.parameter: slice(0, self.size)}
+        self.slices = {layer.parameter: slice(0, self.size)}
         self._count = problem.count()
         self._parts = parts
 
@@ -62,7 +63,7 @@ class LayerBlock:
 
 
 def _outer_product(term: Term, A: Tensor, weights: Tensor) -> Tensor:
-    """The sum over samples of the blocks times weights (out, in), where each sees one vector."""
+    """The blocks, summed over samples that each see one vector, times ``weights`` (out, in)."""
     x, J = term.x[:, 0, 0], term.J[:, :, 0, 0]  # (n, in), (n, C, out)
     Jp = (x @ weights.T).unsqueeze(1) @ J.mT  # (n, 1, C)
     return (Jp @ A @ J)[:, 0].T @ x
@@ -77,17 +78,17 @@ def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> Layer
 def layer_operators(
     problem: Problem, names: list[str], kind: Kind = "hessian"
 ) -> dict[str, LayerBlock]:
-    """The same for several layers from one pass over the data."""
+    """The :func:`layer_operator` of several layers by name, from one pass over the data."""
     check_kind(kind)
-    chosen = {name: layer(problem, name) for name in names}
-    for name, at in chosen.items():
-        if not at.is_matrix or (kind == "hessian" and at.in_series):
-            why = "is used in series" if at.in_series else "is not one matrix in all its uses"
+    chosen = {name: layer_named(problem, name) for name in names}
+    for name, layer in chosen.items():
+        if not layer.is_matrix or (kind == "hessian" and layer.in_series):
+            why = "is used in series" if layer.in_series else "is not one matrix in all its uses"
             raise InputError(
                 f"layer {name!r} {why}, so its curvature is no product of factors; use "
-                f"hessian(problem, {at.parameter!r})"
+                f"hessian(problem, {layer.parameter!r})"
             )
-    parts: dict[str, list[Factors]] = {at.parameter: [] for at in chosen.values()}
+    parts: dict[str, list[Factors]] = {layer.parameter: [] for layer in chosen.values()}
     held = 0
     for of_batch in factors(problem, list(chosen.values()), kind):
         for parameter, part in of_batch.items():
@@ -101,6 +102,6 @@ def layer_operators(
                 f"hessian(problem, {first.parameter!r})"
             )
     return {
-        name: LayerBlock(problem, layer(problem, name), parts[at.parameter], kind)
-        for name, at in chosen.items()
+        name: LayerBlock(problem, layer_named(problem, name), parts[layer.parameter], kind)
+        for name, layer in chosen.items()
     }

@@ -131,14 +131,14 @@ def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
     if index is None:
         raise _Opaque(f"enters {operation} with entries that occur more than once")
     try:
-        found = product(node, argument, index.shape)
+        role = product(node, argument, index.shape)
     except RuntimeError as error:  # a saved tensor that is gone, or was changed in place
         why = str(error).splitlines()[0]
         raise _Opaque(f"enters {operation}, whose inputs are not kept ({why})") from error
-    if found is None:
+    if role is None:
         raise _Opaque(f"enters {operation}, which cannot be seen through")
-    in_series = in_series and not found.constant
-    return Use(found.operation, node, found.x.detach(), found.rows, found.entries(index), in_series)
+    in_series = in_series and not role.constant
+    return Use(role.operation, node, role.x.detach(), role.rows, role.entries(index), in_series)
 
 
 def _summed(use: Use, x: Tensor, delta: Tensor) -> Tensor:
@@ -157,12 +157,12 @@ def jacobian(z: Tensor, uses: Sequence[Use], rows: Tensor) -> list[Tensor]:
 
     ``rows`` are (r, *z.shape); all of them go through one vectorised pass.
     """
-    found = torch.autograd.grad(
+    slopes = torch.autograd.grad(
         z, _edges(uses), rows, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
     return [
         rows.new_zeros(len(rows), *use.output_shape) if g is None else g
-        for use, g in zip(uses, found, strict=True)
+        for use, g in zip(uses, slopes, strict=True)
     ]
 
 
@@ -171,12 +171,12 @@ def gradients(
 ) -> list[Tensor]:
     """For each use, the gradient of ``sum(row * y)`` with respect to its outputs; row 1 if None."""
     row = torch.ones_like(y) if row is None else row
-    found = torch.autograd.grad(
+    slopes = torch.autograd.grad(
         y, _edges(uses), row, retain_graph=True, create_graph=create_graph, allow_unused=True
     )
     return [
         row.new_zeros(use.output_shape) if g is None else g
-        for use, g in zip(uses, found, strict=True)
+        for use, g in zip(uses, slopes, strict=True)
     ]
 
 
@@ -193,7 +193,7 @@ class Arrangement:
     blocks: bool
 
     def __call__(self, t: Tensor, axis: int = 0) -> Tensor:
-        """(..., R, T, ...) to (..., n, q T, ...), for rows along ``axis``."""
+        """The rows along ``axis`` by sample: (..., R, T, ...) becomes (..., n, q T, ...)."""
         n = self.count
         if self.index is not None:
             kept = (self.index >= 0).view(n, -1, *[1] * (t.ndim - axis - 1))
@@ -209,14 +209,17 @@ class Arrangement:
 
 
 def _codes(n: int, like: Tensor) -> Tensor:
-    """Three numbers between 1 and 2 for each sample, (3, n): the first is 1, two tell which."""
+    """Factors for each sample, (3, n), between 1 and 2: a plain 1, and two digits of its number."""
     k = torch.arange(n, device=like.device)
     base = math.isqrt(n - 1) + 1
     return 1 + torch.stack([torch.zeros_like(k), k % base, k // base]).to(like.dtype) / base
 
 
 def _arrangement(marked: Tensor, n: int) -> Arrangement | None:
-    """From gradients (3, R, ...) by the codes."""
+    """Which sample each of R rows belongs to; None where a row mixes samples.
+
+    ``marked`` has the rows' gradients, (3, R, ...), of outputs that are multiplied by the codes.
+    """
     R = marked.shape[1]
     if R == 0:  # no sample came here
         return Arrangement(n, marked.new_full((n, 1), -1, dtype=torch.long), True)

@@ -103,6 +103,6 @@ def check_output_differences(
 
 
 def _noise(t: Tensor) -> Tensor:
-    """Normal numbers of its shape, the same at each call."""
+    """Normal random numbers in the tensor's shape, the same at each call."""
     generator = torch.Generator(device=t.device).manual_seed(0)
     return torch.randn(t.shape, generator=generator, dtype=torch.float64, device=t.device)

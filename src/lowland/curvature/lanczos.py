@@ -161,7 +161,7 @@ def eigsh(
 
 
 class Columns:
-    """Columns of length n that grow in place: copying them at each step would cost more than it."""
+    """Columns of length n in memory for ``most`` of them: adding some copies none of the others."""
 
     def __init__(self, A: Operator, most: int) -> None:
         self._rows = torch.empty(most, A.size, dtype=A.dtype, device=A.device)
@@ -169,7 +169,7 @@ class Columns:
 
     @property
     def all(self) -> Tensor:
-        """(n, count)."""
+        """The columns so far, (n, count)."""
         return self._rows[: self.count].T
 
     def append(self, columns: Tensor) -> None:
@@ -192,7 +192,7 @@ def _order(theta: Tensor, which: End) -> Tensor:
 
 
 def bordered(T: Tensor, columns: Tensor) -> Tensor:
-    """T with new last rows and columns, symmetric to the bit."""
+    """The matrix T with ``columns`` as its new last columns and rows, exactly symmetric."""
     m, b = columns.shape
     grown = columns.new_zeros(m, m)
     grown[: m - b, : m - b] = T

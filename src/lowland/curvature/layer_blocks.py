@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lowland.curvature.layer_search import Layer, layer, parameters
+from lowland.curvature.layer_search import Layer, parameters
+from lowland.curvature.layer_search import layer as layer_named
 from lowland.curvature.operators import hessian
 from lowland.curvature.sample_factors import Kind, check_kind, factors, unpacked
 from lowland.curvature.sketch import finite
@@ -36,18 +37,18 @@ def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor
 
 
 def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -> dict[str, Tensor]:
-    """The same for several layers from one pass over the data."""
+    """The :func:`layer_hessian` of several layers by name, from one pass over the data."""
     check_kind(kind)
-    chosen = {name: layer(problem, name) for name in names}
-    for name, at in chosen.items():
-        if at.size > DENSE_WEIGHTS:
+    chosen = {name: layer_named(problem, name) for name in names}
+    for name, layer in chosen.items():
+        if layer.size > DENSE_WEIGHTS:
             raise InputError(
-                f"layer {name!r} has {at.size:,} weights, so its dense block would take "
-                f"{8 * at.size**2 / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
+                f"layer {name!r} has {layer.size:,} weights, so its dense block would take "
+                f"{8 * layer.size**2 / 2**30:,.1f} GiB; the limit is {DENSE_WEIGHTS:,} weights"
             )
-    series = {n: at for n, at in chosen.items() if kind == "hessian" and at.in_series}
+    series = {n: layer for n, layer in chosen.items() if kind == "hessian" and layer.in_series}
     sums: dict[tuple[str, bool], Tensor] = {}
-    rest = [at for name, at in chosen.items() if name not in series]
+    rest = [layer for name, layer in chosen.items() if name not in series]
     with problem.measuring():
         for parts in factors(problem, rest, kind):
             for parameter, part in parts.items():
@@ -59,14 +60,14 @@ def layer_hessians(problem: Problem, names: list[str], kind: Kind = "hessian") -
         means = {place: finite(total(s) / count) for place, s in sums.items()}
     blocks = {}
     for name in chosen:
-        at = layer(problem, name)  # an error if it could not be seen through on all data
+        layer = layer_named(problem, name)  # an error if it could not be seen through on all data
         if name in series:  # one product for each weight: cross terms between its uses included
-            blocks[name] = hessian(problem, [at.parameter]).dense().double()
+            blocks[name] = hessian(problem, [layer.parameter]).dense().double()
         else:
             shares = [
-                unpacked(mean, at) if packed else mean
+                unpacked(mean, layer) if packed else mean
                 for (parameter, packed), mean in means.items()
-                if parameter == at.parameter
+                if parameter == layer.parameter
             ]
             blocks[name] = sum(shares[1:], shares[0])
     return blocks
@@ -86,7 +87,7 @@ def exact_diagonal(
                 value = part.diagonal_sum().double()
                 sums[name] = sums[name] + value if name in sums else value
         count, seen = problem.count(), parameters(problem)
-        names = [at.parameter for at in chosen]
+        names = [layer.parameter for layer in chosen]
         # Data-parallel ranks keep what all of them saw through.
         lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
         kept = {name for name, times in zip(names, lost.tolist(), strict=True) if not times}

@@ -121,8 +121,8 @@ def layers(problem: Problem) -> dict[str, Layer]:
             f"loss {problem.loss.name!r} is computed from the model itself and not from its "
             "outputs, so that nothing is known of single layers"
         )
-    found = _sight(problem).layers.values()
-    return {layer.name: layer for layer in found if layer.operation != "shift"}
+    seen = _sight(problem).layers.values()
+    return {layer.name: layer for layer in seen if layer.operation != "shift"}
 
 
 def matrices(problem: Problem) -> dict[str, Layer]:

@@ -27,9 +27,9 @@ def samples_within(problem: Problem, each: int) -> int:
 
 def graph_bytes(problem: Problem, build: Callable[[Batch], Any]) -> int:
     """The bytes per sample that autograd saves for the graph that ``build`` makes of a batch."""
-    one, two = (_saved(problem, build, problem.first(count)) for count in (1, 2))
+    bytes_of_one, bytes_of_two = (_saved(problem, build, problem.first(count)) for count in (1, 2))
     return (
-        max(two - one, 1) if len(problem.first(2)) > 1 else max(one, 1)
+        max(bytes_of_two - bytes_of_one, 1) if len(problem.first(2)) > 1 else max(bytes_of_one, 1)
     )  # the difference leaves out parameters
 
 

@@ -6,17 +6,17 @@ from lowland.curvature.operator import Operator
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """Residuals below this share of the norm of A are rounding errors of the products."""
+    """The share of A's norm below which residuals are rounding errors of the products."""
     return 10 * torch.finfo(dtype).eps
 
 
 def precision(A: Operator) -> float:
-    """The same of an operator, whose products may be differences and not exact to rounding."""
+    """The same share for an operator; larger if its products are finite differences."""
     return max(rounding(A.dtype), getattr(A, "precision", 0.0))
 
 
 def exactness(A: Operator) -> str:
-    """What may be said of numbers that a whole basis of products gives: exact, or how not."""
+    """ "exact" for numbers from products with a whole basis, or why they are not."""
     if precision(A) <= rounding(A.dtype):
         return "exact"
     return f"a whole basis, {getattr(A, 'strategy', 'products that are not exact')}"

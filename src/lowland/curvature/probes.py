@@ -44,7 +44,7 @@ _DRAWN = 1 << 24
 
 
 def _first_passes(samples: int) -> int:
-    """Passes before the first look: an error from few draws is one itself of little certainty."""
+    """The passes before an error is first estimated: from few draws it would be uncertain."""
     return 2 ** math.ceil(math.log2(max(4, _DRAWS / samples)))
 
 
@@ -96,14 +96,14 @@ def remainder_trace(
 
 
 class _Moments:
-    """Moments of the draws of every sample, one draw after the other (Pebay 2008)."""
+    """Running moments over the draws of every sample, updated draw by draw (Pebay 2008)."""
 
     def __init__(self, zeros: Tensor) -> None:
         self.count, self.mean = 0, zeros  # (parameters and all, N)
         self.second, self.third, self.fourth = (zeros.clone() for _ in range(3))
 
     def add(self, draw: Tensor) -> None:
-        """One more draw of all of them."""
+        """Take one more draw of every sample into the moments."""
         self.count += 1
         n, far = self.count, draw - self.mean
         step = far / n
@@ -143,7 +143,7 @@ class _Draws:
             return torch.cat([self._of_batch(b, generator, count) for b in batches], 2)
 
     def batches(self) -> Iterator[Batch]:
-        """Of as many samples as noise on all weights fits the memory for."""
+        """Training batches so small that noise on all weights fits the memory for each sample."""
         weights = sum(self.problem.params[name].numel() for name in self.names)
         return self.problem.batches("train", max(1, 4 * _DRAWN // weights))
 
@@ -173,14 +173,18 @@ class _Draws:
                     continue
                 terms = Term(shift.x, response.unsqueeze(1), shift.use.places).gradients()[:, 0]
                 share = (shift.noise[:, flat] * terms).sum(0)
-                known = sums.get(name, share.new_zeros(size))
-                sums[name] = known.index_add(0, flat, share)
+                previous = sums.get(name, share.new_zeros(size))
+                sums[name] = previous.index_add(0, flat, share)
             yield {name: share.detach().double() for name, share in sums.items()}
 
     def _answers_of(
         self, batch: Batch, generator: torch.Generator, count: int
     ) -> Iterator[list[tuple[str, Tensor, Tensor, "_Shift"]]]:
-        """For each draw and use: its name, the shift and what it curves, both by sample."""
+        """Draw by draw, for each use of a parameter: its name, u, the response, and the shift.
+
+        u is the random shift of the use's outputs and the response the matrix times it, both by
+        sample.
+        """
         problem = self.problem
         seen = ForwardPass(problem, batch, self.names)
         if seen.opaque:
@@ -219,7 +223,7 @@ class _Draws:
 
 @dataclass(frozen=True)
 class _Shift:
-    """How one use's outputs move, and by which noise on the parameter."""
+    """A random shift of one use's outputs, and the noise on the parameter that causes it."""
 
     use: Use
     outputs: Tensor
@@ -234,7 +238,7 @@ def remainder_diagonal(
 
     The errors are the spread of the passes' estimates.
     """
-    names = [at.parameter for at in curved]
+    names = [layer.parameter for layer in curved]
     draws = _Draws(problem, names, whole)
     generator = torch.Generator(device=problem.device).manual_seed(seed)
     sums: list[dict[str, Tensor]] = [{} for _ in range(passes)]

@@ -20,7 +20,7 @@ Direction = Sequence[Tensor]
 
 
 class BatchProduct(Protocol):
-    """A direction to the matrix times it, summed over one batch."""
+    """A function that multiplies the matrix of one batch, summed over samples, with a direction."""
 
     def __call__(self, v: Direction) -> Direction:
         """The matrix times v."""
@@ -116,13 +116,13 @@ class FiniteDifference:
         return [((p - m) / (2 * h)).to(d) for p, m, d in zip(plus, minus, v, strict=True)]
 
     def rounding(self, v: Direction) -> float:
-        """How large a product is by the rounding of the gradients alone, at most."""
+        """The largest error of a product that the rounding of the gradients alone can make."""
         gradient = torch.stack([g.norm() for g in self._gradient(v, 0.0)]).norm()
         weights = _size(list(self.params.values()))
         return 1e-14 * (float(gradient) + weights) / self._length(v)
 
     def _length(self, v: Direction) -> float:
-        """The step along v, as a multiple of it."""
+        """The factor h of the step ``h v``."""
         size = _size(v)
         return self.step * (1 + _size(list(self.params.values()))) / size if size else 0.0
 
@@ -241,7 +241,7 @@ def in_double(t: Tensor) -> Tensor:
 
 
 def constants_in_double(problem: Problem) -> dict[str, Tensor]:
-    """All that the model holds, in float64; not what is widened to it when it is read."""
+    """The model's parameters and buffers in float64, by name; none where reading widens them."""
     if problem.stored is not None:
         return {}
     tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]

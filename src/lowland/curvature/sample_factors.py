@@ -41,7 +41,7 @@ _BATCHED = 1 << 16
 
 
 def check_kind(kind: str) -> None:
-    """An error for a matrix that there is not."""
+    """An error if there is no matrix of this kind."""
     if kind not in get_args(Kind):
         raise InputError(f"kind must be 'hessian', 'ggn' or 'fisher'; got {kind!r}")
 
@@ -222,21 +222,21 @@ def _of_batch(
 ) -> dict[str, Factors]:
     if kind == "fisher":
         return _fisher(losses_in_double(problem, seen.outputs, batch.targets), seen, chosen)
-    through = {n: at for n, at in chosen.items() if kind == "ggn" or n not in seen.curved}
-    found = {}
+    through = {n: layer for n, layer in chosen.items() if kind == "ggn" or n not in seen.curved}
+    parts = {}
     if through:
         A = output_curvature(problem, seen.outputs.detach(), batch.targets)
         rows = rows_with_curvature([A])
         A = rows @ A @ rows.T
         terms = through_outputs(seen, through, rows)
-        for name, at in through.items():
-            found[name] = Factors(at, terms[name], A, "C backward passes")
-    rest = {name: at for name, at in chosen.items() if name not in found}
+        for name, layer in through.items():
+            parts[name] = Factors(layer, terms[name], A, "C backward passes")
+    rest = {name: layer for name, layer in chosen.items() if name not in parts}
     if rest:
         check_double_backward(problem)
         losses = problem.loss(seen.outputs, batch.targets)
-        found |= {name: _twice(losses, seen, at) for name, at in rest.items()}
-    return found
+        parts |= {name: _twice(losses, seen, layer) for name, layer in rest.items()}
+    return parts
 
 
 def through_outputs(
@@ -275,24 +275,24 @@ def _fisher(losses: Tensor, seen: ForwardPass, chosen: dict[str, Layer]) -> dict
     for (name, i, use), gradient in zip(uses, every, strict=True):
         J = seen.by_sample(name, i, gradient.unsqueeze(0))
         terms[name].append(Term(seen.inputs(name)[i], J, use.places))
-    one = seen.outputs.detach().new_ones(len(losses), 1, 1)
+    ones = seen.outputs.detach().new_ones(len(losses), 1, 1)
     return {
-        name: Factors(at, _merged(terms[name]), one, "one backward pass")
-        for name, at in chosen.items()
+        name: Factors(layer, _merged(terms[name]), ones, "one backward pass")
+        for name, layer in chosen.items()
     }
 
 
-def _twice(losses: Tensor, seen: ForwardPass, at: Layer) -> Factors:
+def _twice(losses: Tensor, seen: ForwardPass, layer: Layer) -> Factors:
     """The loss differentiated twice with respect to the outputs of all uses of one parameter."""
-    name, uses = at.parameter, seen.uses[at.parameter]
+    name, uses = layer.parameter, seen.uses[layer.parameter]
     if any(use.in_series for use in uses):
         raise InputError(
-            f"layer {at.name!r} is used in series, so that its Hessian does not follow from its "
+            f"layer {layer.name!r} is used in series, so that its Hessian does not follow from its "
             f"outputs; use hessian(problem, {name!r})"
         )
 
     def flat(every: Sequence[Tensor]) -> Tensor:
-        """Of all uses, (n, D)."""
+        """The gradients of all uses side by side, by sample, (n, D)."""
         parts = [seen.by_sample(name, i, g.unsqueeze(0)) for i, g in enumerate(every)]
         return torch.cat([part.flatten(1) for part in parts], 1)
 
@@ -310,7 +310,7 @@ def _twice(losses: Tensor, seen: ForwardPass, at: Layer) -> Factors:
         own = eye[:, start : start + shape.numel()].view(D, *shape)
         terms.append(Term(x, own.expand(n, *own.shape), use.places))
         start += shape.numel()
-    return Factors(at, _merged(terms), A, "double backward of the layer's outputs")
+    return Factors(layer, _merged(terms), A, "double backward of the layer's outputs")
 
 
 def _merged(terms: list[Term]) -> list[Term]:
@@ -344,8 +344,8 @@ def _jacobians(z: Tensor, uses: list[Use], rows: Tensor) -> list[Tensor]:
     units = rows.unsqueeze(1).expand(r, n, C).reshape(r, *z.shape)
     if r * n <= _BATCHED:  # all of them in one pass: as many samples, fewer calls
         return jacobian(z, uses, units)
-    found = [gradients(z, uses, unit) for unit in units]
-    return [torch.stack(column) for column in zip(*found, strict=True)]
+    slopes = [gradients(z, uses, unit) for unit in units]
+    return [torch.stack(column) for column in zip(*slopes, strict=True)]
 
 
 def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:

@@ -34,7 +34,10 @@ MOST_OUTPUTS = 128
 
 @dataclass(frozen=True)
 class JointDiagonals:
-    """By parameter that can be seen through, in float64 and in the parameter's shape."""
+    """Exact diagonals of the parameters that can be seen through, by name.
+
+    They are in float64 and in the parameter's shape.
+    """
 
     ggn: list[dict[str, Tensor]]  # of each loss
     fisher: dict[str, Tensor]  # of the first loss: mean_k g_k^2
@@ -54,7 +57,7 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
     """
     problem = problems[0]
     left = parameters(problem)
-    each = max(1, sum(factor_bytes(problem, at, "ggn")[1] for at in left.values()))
+    each = max(1, sum(factor_bytes(problem, layer, "ggn")[1] for layer in left.values()))
     sums: list[dict[str, Tensor]] = [{} for _ in range(len(problems) + 1)]
     along = []
     with problem.measuring():
@@ -62,7 +65,7 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
             seen = ForwardPass(problem, batch, left)
             for other in problems:
                 give_up(other, seen.opaque)
-            left = {name: at for name, at in left.items() if name not in seen.opaque}
+            left = {name: layer for name, layer in left.items() if name not in seen.opaque}
             if not left:
                 break
             dots = torch.zeros(len(batch), dtype=torch.float64, device=problem.device)
@@ -79,15 +82,15 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
 
 @differentiating()
 def fisher_diagonal(problem: Problem) -> JointDiagonals:
-    """That of the empirical Fisher matrix alone, from one backward pass, whatever the outputs."""
+    """The empirical Fisher matrix's diagonal alone: one backward pass, however many outputs."""
     sums: dict[str, Tensor] = {}
     along = []
     with problem.measuring():
         for parts in factors(problem, list(parameters(problem).values()), "fisher"):
             rows = []
             for name, part in parts.items():
-                one = part.A[:, 0]  # (n, 1)
-                (square,), dots = _sums(part, [], one, problem.params[name].flatten())
+                ones = part.A[:, 0]  # (n, 1)
+                (square,), dots = _sums(part, [], ones, problem.params[name].flatten())
                 sums[name] = sums[name] + square if name in sums else square
                 rows.append(dots)
             along.append(torch.stack(rows).sum(0))
@@ -97,7 +100,7 @@ def fisher_diagonal(problem: Problem) -> JointDiagonals:
 
 
 def _kept(problem: Problem, sums: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Sums over samples as means: of the parameters that all data-parallel ranks saw through."""
+    """Means from sums over samples, for the parameters that all data-parallel ranks saw through."""
     count, names, seen = problem.count(), list(problem.params), parameters(problem)
     lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
     kept = [name for name, times in zip(names, lost.tolist(), strict=True) if not times]
@@ -118,8 +121,8 @@ def _parts(
     small = [rows @ A @ rows.T for A in curvatures]
     terms = through_outputs(seen, chosen, rows)
     return [
-        (name, Factors(at, terms[name], small[0], "C backward passes"), small, r @ rows.T)
-        for name, at in chosen.items()
+        (name, Factors(layer, terms[name], small[0], "C backward passes"), small, r @ rows.T)
+        for name, layer in chosen.items()
     ]
 
 

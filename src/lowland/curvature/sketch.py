@@ -116,9 +116,9 @@ class Sketch:
         C = torch.linalg.qr(self.Q, mode="complete").Q[:, self.Q.shape[1] :]
         return C, self.product(C)
 
-    def block(self, at: slice) -> float:
+    def block(self, rows: slice) -> float:
         """The range's share of the trace of one diagonal block: that of ``A Q Q^T``."""
-        return float(dots(self.Q[at], self.Z[at]).sum())
+        return float(dots(self.Q[rows], self.Z[rows]).sum())
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ def frobenius_norm(
     limit, probes = allowed(max_matvecs, A.size), 4
     spectrum = Spectrum.of(A, min(16, limit // probes), probes, seed)
     squared = spectrum.total(torch.square)
-    found = spectrum.quadrature
-    if found is None:
+    quadrature = spectrum.quadrature
+    if quadrature is None:
         return _root(squared, rtol)
-    U = found.V @ found.Y[:, spectrum.single].to(A.dtype)
+    U = quadrature.V @ quadrature.Y[:, spectrum.single].to(A.dtype)
     generator = torch.Generator(device=A.device).manual_seed(seed + 1)
-    samples = squared.value * found.T.new_empty(0)
+    samples = squared.value * quadrature.T.new_empty(0)
     while True:
         excess = squared.stderr / (2 * rtol * squared.value) if squared.value else 0.0
         wanted = math.ceil((probes + len(samples)) * (excess**2 - 1))
@@ -97,7 +97,7 @@ def effective_dimension(
     low = high = None
     if spectrum.quadrature is not None:
         low, high = _bounds(spectrum.quadrature, determined, alpha)
-    found = spectrum.total(determined, low, high)
+    estimate = spectrum.total(determined, low, high)
     # all eigenvalues that are not told apart from others may be off by the rounding of the products
     loose = spectrum.nodes[~spectrum.single], spectrum.size * spectrum.weights[~spectrum.single]
     if spectrum.exact:
@@ -110,15 +110,15 @@ def effective_dimension(
     if rank is not None and not spectrum.exact:
         singles = int(spectrum.single.sum())
         moved *= min(1.0, max(0, rank - singles) / max(1, spectrum.size - singles))
-    if moved > 1e-3 * found.value:
-        found = replace(found, stderr=math.hypot(found.stderr, moved / math.sqrt(12)))
-    return replace(found, converged=found.stderr <= rtol * found.value)
+    if moved > 1e-3 * estimate.value:
+        estimate = replace(estimate, stderr=math.hypot(estimate.stderr, moved / math.sqrt(12)))
+    return replace(estimate, converged=estimate.stderr <= rtol * estimate.value)
 
 
 def _bounds(
     quadrature: Quadrature, determined: Callable[[Tensor], Tensor], alpha: float
 ) -> tuple[float, float]:
-    """Between which numbers the mean of ``x / (x + alpha)`` over the probes' measure is.
+    """Bounds, low and high, on the mean of ``x / (x + alpha)`` over the probes' measure.
 
     Without negative eigenvalues, as seen from the pole, the Gauss quadrature is the upper bound and
     that of Gauss-Radau with a node below the spectrum the lower one. Otherwise from the shares
@@ -164,16 +164,16 @@ def negative_eigenvalues(
     if not threshold >= 0:
         raise InputError(f"threshold must not be negative; got {threshold}")
     edge = math.nextafter(-threshold, -math.inf)
-    found = spectrum.between(-math.inf, edge)
+    estimate = spectrum.between(-math.inf, edge)
     if unsure:
-        surely, perhaps = found, spectrum.between(-math.inf, edge + unsure)
+        surely, perhaps = estimate, spectrum.between(-math.inf, edge + unsure)
         middle, width = (surely.value + perhaps.value) / 2, perhaps.value - surely.value
         error = max(surely.stderr, perhaps.stderr)
-        found = replace(surely, value=middle, stderr=math.hypot(error, width / math.sqrt(12)))
+        estimate = replace(surely, value=middle, stderr=math.hypot(error, width / math.sqrt(12)))
     return replace(
-        found,
-        converged=found.stderr <= max(rtol * found.value, 0.5),
-        method=f"below {-threshold:.2g}: {found.method}",
+        estimate,
+        converged=estimate.stderr <= max(rtol * estimate.value, 0.5),
+        method=f"below {-threshold:.2g}: {estimate.method}",
     )
 
 

@@ -56,7 +56,7 @@ class Spectrum:
 
     @classmethod
     def exactly(cls, A: Operator) -> "Spectrum":
-        """From the whole matrix: as many products as it has rows, or none if it is dense."""
+        """All eigenvalues, from as many products as there are rows, or none if A is dense."""
         if isinstance(A, Dense):
             matrix, matvecs = finite(A.matrix).double(), 0
         else:
@@ -77,14 +77,14 @@ class Spectrum:
 
     @classmethod
     def sampled(cls, A: Operator, start: Tensor, steps: int, **until: Any) -> "Spectrum":
-        """From a block Lanczos run; the arguments are those of ``block_lanczos``."""
+        """A quadrature from a block Lanczos run; the arguments are those of ``block_lanczos``."""
         q = block_lanczos(A, start, steps, **until)
         numbers = (A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype)
         return cls(*numbers, max(q.rounding, _reach(A, q.nodes)), exactness(A), q)
 
     @classmethod
     def of(cls, A: Operator, steps: int, probes: int, seed: int) -> "Spectrum":
-        """Whichever takes fewer products."""
+        """All eigenvalues or a quadrature, whichever takes fewer products."""
         if isinstance(A, Dense) or A.size <= min(steps * probes, ALL_EIGENVALUES):
             return cls.exactly(A)
         generator = torch.Generator(device=A.device).manual_seed(seed)
@@ -103,7 +103,7 @@ class Spectrum:
 
     @property
     def floor(self) -> float:
-        """Eigenvalues of smaller magnitude may be zero but for the errors of the products."""
+        """The magnitude below which an eigenvalue may be nothing but errors of the products."""
         eps = torch.finfo(self.dtype).eps
         return max((self.size if self.exact else 10) * eps * self.norm, self.rounding)
 
@@ -159,8 +159,8 @@ class Spectrum:
         )
         value, noise = (least + most) / 2, float(self.sums(values, gauss, count)[1])
         if samples is not None:
-            probes, known = self.quadrature.probes, float(values[self.single].sum())
-            value = (probes * value + count * known + float(samples.sum())) / (probes + count)
+            probes, singles = self.quadrature.probes, float(values[self.single].sum())
+            value = (probes * value + count * singles + float(samples.sum())) / (probes + count)
         stderr = math.hypot(noise, (most - least) / math.sqrt(12), astray)
         return Estimate(value, stderr, self.matvecs + count, True, self.method)
 
@@ -185,14 +185,14 @@ class Spectrum:
         """
         if self.quadrature is None:
             return values.sum(-1), torch.zeros_like(values[..., 0])
-        one, count = self.single, self.size - int(self.single.sum())
-        mass = self.weights[~one].sum().clamp_min(1e-12)
+        single, count = self.single, self.size - int(self.single.sum())
+        mass = self.weights[~single].sum().clamp_min(1e-12)
         if integral is None:
             integral = values @ self.weights
-        rest = (integral - values[..., one] @ self.weights[one]) / mass
+        rest = (integral - values[..., single] @ self.weights[single]) / mass
         probes = self.quadrature.probes + samples
-        noise = _noise(values[..., ~one], self.weights[~one] / mass, count, probes)
-        return values[..., one].sum(-1) + count * rest, noise
+        noise = _noise(values[..., ~single], self.weights[~single] / mass, count, probes)
+        return values[..., single].sum(-1) + count * rest, noise
 
     def between(self, low: float, high: float) -> Estimate:
         """The number of eigenvalues above ``low`` and up to ``high``; to one of them at best."""

@@ -243,7 +243,7 @@ def _times(t: Tensor | None, factor: Any) -> Tensor | None:
 
 
 def _aligned(t: Tensor | None, ndim: int) -> Tensor | None:
-    """With 1 for the dimensions of the result that the argument does not have."""
+    """The tangents with size 1 in the dimensions of the result that the argument lacks."""
     if t is None or t.ndim > ndim:
         return t
     return t.view(len(t), *[1] * (ndim + 1 - t.ndim), *t.shape[1:])

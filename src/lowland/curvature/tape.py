@@ -142,7 +142,7 @@ class Tape:
 
     @property
     def nbytes(self) -> int:
-        """What the values that rules remember take."""
+        """The bytes of the values that the steps keep."""
         held = [
             cell.cell_contents
             for step in (*self._front, *self._back)
@@ -217,7 +217,7 @@ def _pruned(steps: list[Step], needed: set[int]) -> list[Step]:
 
 
 def _with_last_uses(steps: list[Step], results: Sequence[int | None]) -> list[Step]:
-    """The steps, each with the slots that nothing needs behind it."""
+    """The steps, each with the slots that no later step needs."""
     seen = {s for s in results if s is not None}
     marked = []
     for step in reversed(steps):

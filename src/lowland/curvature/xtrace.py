@@ -82,7 +82,7 @@ def estimate_trace(
             samples = [dots(V, AV)]
             if slices:
                 residual = AV - sketch.Q @ inner(sketch.Q, AV).to(A.dtype)
-                samples += [dots(V[at], residual[at]) for at in slices.values()]
+                samples += [dots(V[rows], residual[rows]) for rows in slices.values()]
             fresh = torch.cat([fresh, torch.stack(samples)], 1)
         else:
             break
@@ -98,15 +98,16 @@ def estimate_trace(
         floor = precision(A) * math.hypot(float(sketch.H.norm()), float(AC.norm()))
         value = float(sketch.H.trace() + dots(C, AC).sum())
         stderr = 0.0
-        found = [
-            (sketch.block(at) + float(dots(C[at], AC[at]).sum()), 0.0) for at in slices.values()
+        shares = [
+            (sketch.block(rows) + float(dots(C[rows], AC[rows]).sum()), 0.0)
+            for rows in slices.values()
         ]
     else:
         used = {"XTrace": sketch.tests, "Hutchinson": fresh.shape[1]}
         how = " + ".join(name for name, count in used.items() if count)
         blocks = zip(slices.values(), fresh[1:], strict=True)
-        found = [pooled(*loo.part(at), samples) for at, samples in blocks]
-    parts = {name: estimate(*each) for name, each in zip(slices, found, strict=True)}
+        shares = [pooled(*loo.part(rows), samples) for rows, samples in blocks]
+    parts = {name: estimate(*each) for name, each in zip(slices, shares, strict=True)}
     return replace(estimate(value, stderr), parts=parts)
 
 
@@ -170,18 +171,20 @@ class LeaveOneOut:
         inside = 2 * (q * z).sum() - (q @ H * q).sum()
         return inside, (v * f).sum(0), *(x.T @ y for x, y in pairs)
 
-    def part(self, at: slice) -> Samples:
+    def part(self, block_rows: slice) -> Samples:
         """The samples of the trace of one diagonal block of A; over all blocks they add up.
 
         With ``A = P A + A P - P A P + (I - P) A (I - P)``, the block's share of the first three is
         known, and ``w' * (I - P) A w'`` summed over its rows, ``w' = (I - P) w``, samples the last.
         """
-        rows = (x[at].split(ROWS) for x in (self.sketch.Q, self.sketch.Z, self.sketch.Omega))
+        rows = (
+            x[block_rows].split(ROWS) for x in (self.sketch.Q, self.sketch.Z, self.sketch.Omega)
+        )
         sums = [self._of_rows(*(x.double() for x in some)) for some in zip(*rows, strict=True)]
         inside, vf, aa, ab, ae, va, vb, ve, af = (sum(each) for each in zip(*sums, strict=True))
         h = self.sHs.diagonal()
-        known = inside + (2 * ae - 2 * ab - h * aa).diagonal()
-        X = known + self.scale * vf
+        first_terms = inside + (2 * ae - 2 * ab - h * aa).diagonal()
+        X = first_terms + self.scale * vf
 
         sHt = self.along(self.sHs)  # s_i . H t_ij
         tu, tHt = self.tu, self.tHt
@@ -202,14 +205,14 @@ class LeaveOneOut:
 
 
 def covariance(change: Tensor) -> float:
-    """Of two samples, from what each changes by without the other: ``E D_ij D_ji``."""
+    """The covariance of two samples, ``E D_ij D_ji``: D_ij is the change of i without j."""
     m = len(change)
     change = change.clone().fill_diagonal_(0)
     return max(0.0, float((change * change.T).sum() / max(1, m * (m - 1))))
 
 
 def pooled(X: Tensor, covariance: float, inside: Tensor, fresh: Tensor) -> tuple[float, float]:
-    """Mean and standard error of all samples, the fresh ones being given the range."""
+    """Mean and standard error of the m samples of the sketch and the k fresh ones together."""
     m, k = len(X), len(fresh)
     if m + k == 0:
         return 0.0, math.inf

@@ -110,7 +110,7 @@ class ClassLoss(Loss):
         return outputs, targets, outputs.ndim - 1 if last else class_axis(outputs, targets)
 
     def counted(self, targets: Tensor) -> Tensor:
-        """Which labels count."""
+        """A mask of the labels that count: those that are not the ignored one."""
         return (targets != self.ignored) & (targets != IGNORED)  # the latter pads
 
     def _labels(self, targets: Tensor, counted: Tensor) -> Tensor:
@@ -123,12 +123,13 @@ class ClassLoss(Loss):
         return tuple(size if i == axis else 1 for i, size in enumerate(outputs.shape[1:], start=1))
 
     def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
-        """Labels must be classes of the model's, shares must be shares, and each sample counts."""
+        """An error unless labels are the model's classes, shares add to 1, and samples count."""
         if outputs.ndim == 1 or outputs.shape[1:].numel() == 1:
             raise InputError(
                 f"loss {self.name!r} compares the scores of two classes or more, but the model has "
-                "one output; pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for "
-                "two classes"
+                "one output",
+                advice="pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for two "
+                "classes",
             )
         for split, all_targets in every.items():
             if all_targets.is_floating_point():
@@ -162,8 +163,9 @@ class ClassLoss(Loss):
         if targets.shape[1:] != outputs.shape[1:]:
             raise InputError(
                 f"the {split} targets are real numbers of shape {tuple(targets.shape)}, which loss "
-                f"{self.name!r} cannot compare with outputs of shape {tuple(outputs.shape)}: pass "
-                "loss='mse' for a regression, or whole numbers (targets.long()) for class labels"
+                f"{self.name!r} cannot compare with outputs of shape {tuple(outputs.shape)}",
+                advice="pass loss='mse' for a regression, or whole numbers (targets.long()) for "
+                "class labels",
             )
         sums = targets.sum(1)
         if targets.min() < 0 or (sums - 1).abs().max() > _SHARES:
@@ -171,18 +173,19 @@ class ClassLoss(Loss):
                 f"the {split} targets are real numbers, but no shares of classes, which are not "
                 f"negative and add up to 1 (they run from {float(targets.min()):.3g} to "
                 f"{float(targets.max()):.3g}, sums from {float(sums.min()):.3g} to "
-                f"{float(sums.max()):.3g}); pass loss='mse' for a regression, or "
-                "torch.nn.BCEWithLogitsLoss() for labels that do not exclude each other"
+                f"{float(sums.max()):.3g})",
+                advice="pass loss='mse' for a regression, or torch.nn.BCEWithLogitsLoss() for "
+                "labels that do not exclude each other",
             )
 
     def second(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Known for one label per sample."""
+        """``d2l/dz2`` in closed form for one label per sample, otherwise None."""
         if self._second is None or outputs.ndim != 2 or targets.is_floating_point():
             return None
         return self._second(outputs, targets.long())
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Summed over all classes, not sampled."""
+        """``E[g g^T]`` as the sum over all classes, not from a sample of them."""
         if outputs.ndim != 2:
             raise InputError(
                 "the true Fisher matrix needs one label per sample; the mean over the positions of "
@@ -228,7 +231,7 @@ class NormalizedCrossEntropy(ClassLoss):
         )
 
     def flat(self, outputs: Tensor) -> str | None:
-        """It is a step function of two logits."""
+        """A reason for two logits, of which the loss is a step function; otherwise None."""
         if outputs.shape[1] > 2:
             return None
         return (
@@ -282,7 +285,7 @@ def _cross_entropy_second(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _normalized_cross_entropy_second(outputs: Tensor, targets: Tensor) -> Tensor:
-    """With ``u = sqrt(C) c / n``, c the centred logits and n their length, by the chain rule.
+    """``d2l/dz2`` by the chain rule: ``u = sqrt(C) c / n``, centred logits c of length n.
 
     ``U^T (diag(p) - p p^T) U`` with ``U = du/dz = sqrt(C)/n (I - e e^T)`` for centred vectors,
     ``e = c/n``, and the curvature of u itself along the gradient ``g = p - y``, for which

@@ -33,7 +33,7 @@ class ElementwiseLoss(Loss):
         self.weights = [w for w in weights if w is not None]
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Averaged, or summed, over everything but the samples."""
+        """The losses of a batch, (n,): averaged, or summed, over everything but the samples."""
         self._check_weight(outputs)
         losses = self.elements(outputs, aligned(outputs, targets)).reshape(len(outputs), -1)
         return losses.sum(1) if self.summed else losses.mean(1)
@@ -54,7 +54,7 @@ class SquaredError(ElementwiseLoss):
         super().__init__("mse", lambda outputs, targets: (outputs - targets).square())
 
     def second(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``2/C`` on the diagonal."""
+        """``d2l/dz2``, which is ``2/C`` on the diagonal."""
         n, C = len(outputs), outputs[0].numel()
         return (2 / C * torch.eye(C, dtype=outputs.dtype, device=outputs.device)).expand(n, C, C)
 
@@ -84,7 +84,7 @@ class BinaryLoss(ElementwiseLoss):
         self.threshold, self.low = threshold, -1.0 if signed else 0.0
 
     def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
-        """Targets lie between no and yes."""
+        """An error unless all targets lie between no and yes."""
         for split, all_targets in every.items():
             low, high = float(all_targets.min()), float(all_targets.max())
             if low < self.low or high > 1:
@@ -95,7 +95,7 @@ class BinaryLoss(ElementwiseLoss):
         super().check(outputs, targets, every)
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Summed over no and yes, for one output."""
+        """``E[g g^T]`` as the sum over the answers no and yes; for one output only."""
         if outputs[0].numel() > 1:
             raise InputError(
                 "the true Fisher matrix needs a loss that is minus the log of a probability, which "
@@ -105,7 +105,7 @@ class BinaryLoss(ElementwiseLoss):
         return summed_fisher(self, outputs, answers)
 
     def has_errors(self, targets: Tensor) -> bool:
-        """Where every target is a plain no or yes."""
+        """Whether every target is a plain no or yes."""
         return bool(((targets == self.low) | (targets == 1)).all())
 
     def wrong(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class ModelLoss(Loss):
         return self.one_per_sample(self.function(model, batch), len(batch))
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """There are none: an error."""
+        """An error: outputs alone do not tell such a loss."""
         raise InputError(
             f"loss {self.name!r} is computed from the model itself and not from its outputs, "
             "which this needs"

@@ -108,12 +108,12 @@ class OwnModule(OwnLoss):
         self.function = _unreduced(module)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Averaged over everything but the samples."""
+        """The losses of a batch, (n,): averaged over everything but the samples."""
         losses = self.function(outputs, targets)
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     def check(self, outputs: Tensor, targets: Tensor, every: Mapping[str, Tensor]) -> None:
-        """The mean of the samples' losses must be what the module itself returns."""
+        """An error unless the mean of the samples' losses is what the module itself returns."""
         mean = self(outputs, targets).mean()
         if self.module.reduction == "none":
             return
@@ -160,7 +160,7 @@ def _multi_margin(name: str, module: nn.MultiMarginLoss) -> Loss:
     weight, p, margin = _weight(module), module.p, module.margin
 
     def rows(scores: Tensor, labels: Tensor) -> Tensor:
-        """In plain operations: torch's own cannot be differentiated twice."""
+        """The losses by plain operations: torch's own cannot be differentiated twice."""
         own = labels.unsqueeze(1)
         excess = (margin - scores.gather(1, own) + scores).clamp_min(0) ** p
         losses = excess.scatter(1, own, 0).sum(1) / scores.shape[1]
@@ -174,7 +174,7 @@ def _elementwise(name: str, module: Any) -> Loss:
 
 
 def _logits(name: str, module: Any) -> Loss:
-    """Of BCEWithLogitsLoss, and of MultiLabelSoftMarginLoss, which is its mean over labels."""
+    """The loss of BCEWithLogitsLoss or MultiLabelSoftMarginLoss, which is its mean over labels."""
     weight = _weight(module)
     positive = copy.deepcopy(getattr(module, "pos_weight", None))
 

@@ -24,7 +24,7 @@ _BINS = 15  # as in Guo et al.
     invariant=("layers", "units"),
 )
 def calibration_error(problem: Problem) -> Value:
-    """Bins are open below and closed above."""
+    """The error over bins of confidence that are open below and closed above."""
     excess = torch.zeros(_BINS, dtype=torch.float64, device=problem.device)
     count = 0
     for z, y in class_scores(problem, "test"):

@@ -117,12 +117,12 @@ def _constant(problem: Problem) -> tuple[float | None, float | None]:
 
     solver.step(closure)
     with torch.no_grad():
-        found = float(total(loss(everywhere(), targets).double().sum()) / count)
-        if not math.isfinite(found):
+        least_loss = float(total(loss(everywhere(), targets).double().sum()) / count)
+        if not math.isfinite(least_loss):
             return None, None
         if not loss.has_errors(targets):
-            return found, None
-        return found, float(total(loss.wrong(everywhere(), targets).sum()) / count)
+            return least_loss, None
+        return least_loss, float(total(loss.wrong(everywhere(), targets).sum()) / count)
 
 
 def _curvature(split: Decomposition | None) -> float | None:

@@ -18,7 +18,7 @@ from lowland.problem import Problem
     needs_initial=True,
 )
 def distance_from_initial(problem: Problem) -> Value:
-    """All parameters, tied ones once."""
+    """The distance over all parameters; tied ones count once."""
     initial = problem.initial
     moved = {
         name: float((p.double() - initial[name].double()).norm())

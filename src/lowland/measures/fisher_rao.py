@@ -21,9 +21,9 @@ from lowland.problem import Problem
 )
 def fisher_rao(problem: Problem) -> Value:
     """No Fisher matrix is formed: w^T F w is the mean square of w . g_k."""
-    found = sample_gradients(problem)
+    moments = sample_gradients(problem)
     value = sum(
-        float((p.double().square() * found.squares[name]).sum())
+        float((p.double().square() * moments.squares[name]).sum())
         for name, p in problem.params.items()
     )
-    return Value(value, "exact", parts={"inner_product": found.along})
+    return Value(value, "exact", parts={"inner_product": moments.along})

@@ -18,6 +18,6 @@ from lowland.problem import Problem
     cost=Work(needs=(sample_gradients,)),
 )
 def fisher_trace(problem: Problem) -> Value:
-    """With each parameter's share."""
+    """The trace, with each parameter's share as a part."""
     parts = {name: float(s.sum()) for name, s in sample_gradients(problem).squares.items()}
     return Value(sum(parts.values()), "exact", parts=parts)

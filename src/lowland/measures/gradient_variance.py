@@ -19,9 +19,9 @@ from lowland.problem import Problem
 )
 def gradient_variance(problem: Problem) -> Value:
     """The mean square less the square of the mean, with each parameter's share."""
-    found = sample_gradients(problem)
+    moments = sample_gradients(problem)
     parts = {
-        name: float((s - found.mean[name].square()).clamp(min=0).sum())
-        for name, s in found.squares.items()
+        name: float((s - moments.mean[name].square()).clamp(min=0).sum())
+        for name, s in moments.squares.items()
     }
     return Value(sum(parts.values()), "exact", parts=parts)

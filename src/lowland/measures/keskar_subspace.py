@@ -63,6 +63,6 @@ def keskar_subspace(problem: Problem) -> Value:
     # A^+ w by normal equations: normal columns are nearly orthogonal.
     y = torch.linalg.solve((Z @ Z.T).double(), gathered(near.w))
     start = START * torch.randn(p, generator=generator, dtype=torch.float64).to(y)
-    found = box_sharpness(near, y.abs() + 1, start.clamp(-1, 1), spread, gathered)
-    method = f"{found.method}; one subspace of {p} columns, others scatter by a tenth or more"
-    return Value(found.value, method, parts=found.parts)
+    sharpness = box_sharpness(near, y.abs() + 1, start.clamp(-1, 1), spread, gathered)
+    method = f"{sharpness.method}; one subspace of {p} columns, others scatter by a tenth or more"
+    return Value(sharpness.value, method, parts=sharpness.parts)

@@ -21,15 +21,15 @@ from lowland.problem import Problem
     invariant=("layers", "units", "outputs"),
 )
 def learning_rate_over_batch(problem: Problem) -> Value:
-    """A fact of the training, not of the point that it reached."""
-    known = problem.training
+    """The ratio of the two facts as given: of the training, not of the point that it reached."""
+    facts = problem.training
     for fact in ("learning_rate", "batch_size"):
-        if fact not in known:
+        if fact not in facts:
             raise InputError(
                 f"needs the training's {fact}; pass Problem(training={{'learning_rate': ..., "
                 "'batch_size': ...})"
             )
-        value = known[fact]
+        value = facts[fact]
         if not (isinstance(value, Real) and 0 < value < math.inf):
             raise InputError(f"the training's {fact} must be a positive number; got {value!r}")
-    return Value(float(known["learning_rate"] / known["batch_size"]), "as given")
+    return Value(float(facts["learning_rate"] / facts["batch_size"]), "as given")

@@ -47,10 +47,12 @@ def local_entropy(problem: Problem) -> Value:
     """
     near = neighbourhood(problem)
     N = problem.count()
-    known = gauss_newton_diagonal(problem)
+    diagonal = gauss_newton_diagonal(problem)
     h = torch.cat(
         [
-            N * known[name].flatten().clamp_min(0) if name in known else near.w.new_zeros(p.numel())
+            N * diagonal[name].flatten().clamp_min(0)
+            if name in diagonal
+            else near.w.new_zeros(p.numel())
             for name, p in problem.params.items()
         ]
     )

@@ -14,13 +14,13 @@ _SHARE = 0.1
 
 @once(Work(forwards=1))
 def tenth_percentile(problem: Problem) -> float:
-    """Of the right class's score less the best other one."""
-    found = []
+    """The tenth percentile, over samples, of the right class's score less the best other score."""
+    margins = []
     for z, y in class_scores(problem, "train"):
         right = z.gather(1, y[:, None])
         best = z.scatter(1, y[:, None], -torch.inf).amax(1, keepdim=True)
-        found.append(right - best)
-    ordered = torch.cat(found).flatten().sort().values  # torch.quantile refuses large sets
+        margins.append(right - best)
+    ordered = torch.cat(margins).flatten().sort().values  # torch.quantile refuses large sets
     place = _SHARE * (len(ordered) - 1)
     low = ordered[int(place)]
     high = ordered[min(int(place) + 1, len(ordered) - 1)]
@@ -39,5 +39,5 @@ def tenth_percentile(problem: Problem) -> float:
     invariant=("layers", "units"),
 )
 def margin(problem: Problem) -> Value:
-    """Interpolated between the two nearest samples."""
+    """The tenth percentile, interpolated between the two nearest samples."""
     return Value(tenth_percentile(problem), "exact")

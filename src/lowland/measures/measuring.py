@@ -73,7 +73,7 @@ class Measurements(Mapping[str, Measurement]):
         return "\n".join(map(repr, self._rows.values()))
 
     def whole(self) -> Self:
-        """The measurements, if no interrupt cut them short; otherwise that interrupt."""
+        """The measurements unchanged; raises KeyboardInterrupt if one cut them short."""
         if self.interrupted:
             raise KeyboardInterrupt
         return self
@@ -156,60 +156,60 @@ class Measuring:
 
     @property
     def costs(self) -> dict[str, Task]:
-        """The same as work to be planned; what does not apply takes nothing."""
+        """The measures as tasks to be planned; one that does not apply takes no time."""
         return {
             name: Task(
-                FREE if self._lacks(known) else work_of(known.cost, self.problem),
-                known.loss,
-                sampled=COPIES if known.sampled else None,
+                FREE if self._lacks(measure) else work_of(measure.cost, self.problem),
+                measure.loss,
+                sampled=COPIES if measure.sampled else None,
             )
-            for name, known in self.chosen.items()
+            for name, measure in self.chosen.items()
             if name not in self.rows
         }
 
-    def _lacks(self, known: Measure) -> str | None:
+    def _lacks(self, measure: Measure) -> str | None:
         """What the measure needs and the problem does not have."""
-        if known.needs_test and not self.problem.has_test:
+        if measure.needs_test and not self.problem.has_test:
             return "test data"
-        if known.needs_initial and not self.problem.has_initial:
+        if measure.needs_initial and not self.problem.has_initial:
             return "the initial weights, Problem(initial=...)"
         return None
 
     def measurements(self) -> Measurements:
         """Everything in the order asked for; what was not computed with the reason."""
         rows = [
-            self.rows.get(name) or self._row(known, 0.0, None, self.schedule.reason(name))
-            for name, known in self.chosen.items()
+            self.rows.get(name) or self._row(measure, 0.0, None, self.schedule.reason(name))
+            for name, measure in self.chosen.items()
         ]
         return Measurements(rows, interrupted=self.schedule.clock.interrupted)
 
     def measure(self, name: str) -> None:
         """Compute one measure: its row has the value, or the reason why there is none."""
         began = time.perf_counter()
-        known = self.chosen[name]
+        measure = self.chosen[name]
         try:
-            value, reason = self._value(known)
+            value, reason = self._value(measure)
         except (KeyboardInterrupt, OutOfBudget) as end:
             spent = time.perf_counter() - began
             limit = in_words(self.schedule.clock.allowed)
             out_of_time = f"stopped: the budget of {limit} ran out"
             why = "interrupted" if isinstance(end, KeyboardInterrupt) else out_of_time
-            self.rows[name] = self._row(known, spent, None, f"{why} after {in_words(spent)}")
+            self.rows[name] = self._row(measure, spent, None, f"{why} after {in_words(spent)}")
             raise
-        self.rows[name] = self._row(known, time.perf_counter() - began, value, reason)
+        self.rows[name] = self._row(measure, time.perf_counter() - began, value, reason)
 
-    def _value(self, known: Measure) -> tuple[Value | None, str | None]:
-        if lacks := self._lacks(known):
+    def _value(self, measure: Measure) -> tuple[Value | None, str | None]:
+        if lacks := self._lacks(measure):
             return None, f"does not apply: needs {lacks}"
         try:
-            if known.loss is not None and known.loss not in self._problems:
-                self._problems[known.loss] = self.problem.with_loss(known.loss)
-            whole = self._problems[known.loss]
-            if samples := self.schedule.samples(known.name):
-                subset = self._subsets.setdefault(known.loss, Subset(whole, samples))
-                value = subset.value(known)
+            if measure.loss is not None and measure.loss not in self._problems:
+                self._problems[measure.loss] = self.problem.with_loss(measure.loss)
+            whole = self._problems[measure.loss]
+            if samples := self.schedule.samples(measure.name):
+                subset = self._subsets.setdefault(measure.loss, Subset(whole, samples))
+                value = subset.value(measure)
             else:
-                value = known.function(whole)
+                value = measure.function(whole)
         except InputError as error:
             return None, f"does not apply: {error}"
         except Exception as error:  # of the user's code or a defect of ours: the others stand
@@ -220,18 +220,18 @@ class Measuring:
         return value, None
 
     def _row(
-        self, known: Measure, seconds: float, value: Value | None, reason: str | None
+        self, measure: Measure, seconds: float, value: Value | None, reason: str | None
     ) -> Measurement:
         return Measurement(
-            measure=known,
+            measure=measure,
             value=value.value if value else None,
             stderr=value.stderr if value else None,
             method=value.method if value else None,
             reason=reason,
             seconds=seconds,
             gradients=seconds / self._gradient if self._gradient else None,
-            predicted=self.schedule.predicted(known.name),
-            samples=self.schedule.samples(known.name),
+            predicted=self.schedule.predicted(measure.name),
+            samples=self.schedule.samples(measure.name),
             parts=value.parts if value else {},
         )
 

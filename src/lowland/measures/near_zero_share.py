@@ -21,7 +21,7 @@ OPEN = 0.1  # a share with a larger standard error is none
     cost=Work(needs=(hessian_spectrum,)),
 )
 def near_zero_share(problem: Problem) -> Value:
-    """Counted, or between the bounds of the quadrature."""
+    """The share counted from all eigenvalues, or the middle of the quadrature's bounds."""
     spectrum = hessian_spectrum(problem)
     limit = NEAR * spectrum.norm
     number = spectrum.between(-limit, limit)

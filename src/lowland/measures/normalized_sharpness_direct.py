@@ -42,12 +42,12 @@ def normalized_sharpness_direct(problem: Problem) -> Value:
     would let the noise grow without end, until the value is the loss of noise alone. The variances
     depend on the noises they are fitted to, so the error is that of several fits.
     """
-    found = torch.tensor([_fitted(problem, seed) for seed in range(_FITS)], dtype=torch.float64)
-    rise, cost = found.mean(0).tolist()
+    fits = torch.tensor([_fitted(problem, seed) for seed in range(_FITS)], dtype=torch.float64)
+    rise, cost = fits.mean(0).tolist()
     return Value(
         rise + cost,
         f"{_FITS} fits of {_STEPS} steps of Adam to {_PAIRS} pairs of noises, {_FRESH} fresh pairs",
-        standard_error(found.sum(1)),
+        standard_error(fits.sum(1)),
         {"rise": rise, "squared_weights": cost},
     )
 

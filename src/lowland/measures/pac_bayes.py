@@ -59,8 +59,8 @@ def pac_bayes(problem: Problem) -> Value:
         if bound < best:
             best, sigma = bound, each
 
-    found = errors(sigma, _MANY, 1)
-    error, stderr = float(found.mean()), float(found.std()) / _MANY**0.5
+    noisy_errors = errors(sigma, _MANY, 1)
+    error, stderr = float(noisy_errors.mean()), float(noisy_errors.std()) / _MANY**0.5
     confidence = math.log(1 / _DELTA_DRAWS) / _MANY
     certified = kl_inverse(error, confidence)
     added, best_lambda = excess(sigma)

@@ -72,39 +72,39 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
         )
         return math.sqrt((logs / 4 + math.log(m / _DELTA) + 10) / (m - 1))
 
-    at = _crossing(over)
+    log_root = _crossing(over)
     h = 1e-3
-    slope = _RISE * (over(at + h) - over(at)) / h
-    error = standard_error(rises(at)) or 0.0
-    moved = abs(bound(at + h) - bound(at - h)) / (2 * h)
-    sigma = math.exp(at)
+    slope = _RISE * (over(log_root + h) - over(log_root)) / h
+    error = standard_error(rises(log_root)) or 0.0
+    moved = abs(bound(log_root + h) - bound(log_root - h)) / (2 * h)
+    sigma = math.exp(log_root)
     return Value(
-        bound(at),
+        bound(log_root),
         f"sigma by root finding on {_PAIRS} pairs of noises",
         moved * error / abs(slope) if slope else None,
-        {"sigma": sigma, "1/sigma^2": sigma**-2, "rise": _RISE * math.exp(over(at))},
+        {"sigma": sigma, "1/sigma^2": sigma**-2, "rise": _RISE * math.exp(over(log_root))},
     )
 
 
 def _crossing(over: Callable[[float], float]) -> float:
     """Where ``over`` first becomes positive, in steps of a factor 2 from sigma = 1."""
     low, high = map(math.log, _RANGE)
-    at, step = 0.0, math.log(2)
-    if over(at) > 0:
-        while over(at - step) > 0:
-            at -= step
-            if at < low:
+    log_sigma, step = 0.0, math.log(2)
+    if over(log_sigma) > 0:
+        while over(log_sigma - step) > 0:
+            log_sigma -= step
+            if log_sigma < low:
                 raise InputError(
                     f"noise of {_EPSILON} on every weight already raises the training loss by "
                     f"{_RISE}; the measure is not defined here"
                 )
-        left = at - step
+        left = log_sigma - step
     else:
-        while over(at + step) <= 0:
-            at += step
-            if at > high:
+        while over(log_sigma + step) <= 0:
+            log_sigma += step
+            if log_sigma > high:
                 raise InputError(
                     f"no noise in proportion to the weights raises the training loss by {_RISE}"
                 )
-        left = at
+        left = log_sigma
     return float(brentq(over, left, left + step, xtol=1e-6))

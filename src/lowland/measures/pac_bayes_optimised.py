@@ -59,15 +59,15 @@ def pac_bayes_optimised(problem: Problem) -> Value:
     mean, s = _trained(problem, w0, m)
     free = _best_index(mean, s, w0)
     cost, j = min((float(_cost(mean, s, w0, j, m)), j) for j in (math.floor(free), math.ceil(free)))
-    at, std = _shaped(mean, problem.params), _shaped(s.sqrt(), problem.params)
-    found = averages(problem, draws(at, std, _MANY, seed=2), problem.batch_wrong)
+    centre, std = _shaped(mean, problem.params), _shaped(s.sqrt(), problem.params)
+    drawn_errors = averages(problem, draws(centre, std, _MANY, seed=2), problem.batch_wrong)
 
     certainty = math.log(2 / _DELTA_DRAWS) / _MANY
 
     def certified(error: float) -> float:
         return kl_inverse(kl_inverse(error, certainty), cost)
 
-    error, stderr = float(found.mean()), float(found.std()) / _MANY**0.5
+    error, stderr = float(drawn_errors.mean()), float(drawn_errors.std()) / _MANY**0.5
     return Value(
         certified(error),
         f"{_STEPS} steps of Adam, {_MANY} draws",

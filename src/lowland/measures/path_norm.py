@@ -32,8 +32,8 @@ _FACTOR = 1e6
     invariant=("layers", "units"),
 )
 def path_norm(problem: Problem) -> Value:
-    """One forward pass, once it is clear that the network is made of paths."""
-    known = _all_layers(problem)
+    """The norm from one forward pass of squared weights; an error if there are no paths."""
+    layers = _all_layers(problem)
     with problem.measuring():
         few = problem.first(2)
         if not all(t.is_floating_point() for t in pytree.tree_leaves(few.inputs)):
@@ -44,26 +44,26 @@ def path_norm(problem: Problem) -> Value:
         squared = {n: t.square() if n in weights else t for n, t in plain.items()}
         inputs = pytree.tree_map(Tensor.double, few.inputs)
         ones = pytree.tree_map(lambda t: torch.ones_like(t[:1]), inputs)
-        leaves = {at.parameter: squared[at.parameter].requires_grad_() for at in known}
+        leaves = {layer.parameter: squared[layer.parameter].requires_grad_() for layer in layers}
         z = problem.outputs(ones, {**squared, **leaves})
-        for at in known:
-            if at.curved:
+        for layer in layers:
+            if layer.curved:
                 raise InputError(
-                    f"what follows layer {at.name!r} is not known to be piecewise linear (a smooth "
-                    "activation, softmax or attention?), so the network is no sum over paths"
+                    f"what follows layer {layer.name!r} is not known to be piecewise linear (a "
+                    "smooth activation, softmax or attention?), so the network is no sum over paths"
                 )
         slopes = torch.autograd.grad(z.sum(), list(leaves.values()), materialize_grads=True)
         if any(bool((g < 0).any()) for g in slopes):
             raise InputError("some paths enter the outputs with a minus sign of their own")
-        _check_homogeneous(problem, known, plain, inputs)
-        _check_homogeneous(problem, known, squared, ones)
+        _check_homogeneous(problem, layers, plain, inputs)
+        _check_homogeneous(problem, layers, squared, ones)
         return Value(float(z.detach().sum().sqrt()), "exact, one forward pass of squared weights")
 
 
 def _all_layers(problem: Problem) -> list[Layer]:
     """The dense and convolutional layers; an error if there are parameters beside theirs."""
-    known = [at for at in matrices(problem).values() if at.is_plain]
-    seen = {name for at in known for name in (at.parameter, at.bias)}
+    layers = [layer for layer in matrices(problem).values() if layer.is_plain]
+    seen = {name for layer in layers for name in (layer.parameter, layer.bias)}
     left = [name for name in problem.params if name not in seen]
     if left:
         raise InputError(
@@ -71,14 +71,14 @@ def _all_layers(problem: Problem) -> list[Layer]:
             "parameter of a dense or convolutional layer that is used once; paths through "
             "normalisation, attention, recurrent or shared layers are not products of weights"
         )
-    return known
+    return layers
 
 
 def _check_homogeneous(
-    problem: Problem, known: list[Layer], values: dict[str, Tensor], inputs: Any
+    problem: Problem, layers: list[Layer], values: dict[str, Tensor], inputs: Any
 ) -> None:
-    """Without biases, s times the inputs must give s times the outputs."""
-    biases = [at.bias for at in known if at.bias is not None]
+    """An error unless, without biases, s times the inputs give s times the outputs."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
     values = {**values, **{name: torch.zeros_like(values[name]) for name in biases}}
     with torch.no_grad():
         expected = _FACTOR * problem.outputs(inputs, values)

@@ -169,7 +169,7 @@ class Plan:
 
 
 def _in_order(takes: Mapping[str, float], tasks: Mapping[str, Task]) -> dict[str, float]:
-    """Those that come first before the others, in the order in which they were given."""
+    """The tasks in the order given, but with those that must come first before the others."""
     first = [name for name, task in tasks.items() if task.first and name in takes]
     return {name: takes[name] for name in dict.fromkeys([*first, *takes])}
 

@@ -110,13 +110,13 @@ def registered() -> dict[str, Measure]:
 
 def chosen_measures(names: Sequence[str] | str | None) -> dict[str, Measure]:
     """The measures of these names, or all that need no training of their own."""
-    known = registered()
+    measures = registered()
     if names is None:
-        return {name: m for name, m in known.items() if not m.trains}
+        return {name: m for name, m in measures.items() if not m.trains}
     chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name not in measures:
+            near = difflib.get_close_matches(name, measures, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"no measure named {name!r}; there are {', '.join(known)}{hint}")
-    return {name: known[name] for name in chosen}
+            raise InputError(f"no measure named {name!r}; there are {', '.join(measures)}{hint}")
+    return {name: measures[name] for name in chosen}

@@ -6,9 +6,9 @@ from lowland.budget import Work
 from lowland.curvature import (
     Layer,
     factors,
-    layer,
     matrices,
 )
+from lowland.curvature import layer as layer_named
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
@@ -28,35 +28,35 @@ from lowland.problem import Problem
     invariant=("layers",),
 )
 def relative_flatness(problem: Problem) -> Value:
-    """With H = mean_k S_k kron x_k x_k^T it is mean_k |x_k|^2 tr(S_k W W^T)."""
-    at = _last_dense(problem)
-    if at.positions > 1:
-        raise InputError(_several(at, at.positions))
-    W = at.matrix(problem.params[at.parameter].double().flatten())[0]
+    """The exact value, ``mean_k |x_k|^2 tr(S_k W W^T)``, as ``H = mean_k S_k kron x_k x_k^T``."""
+    layer = _last_dense(problem)
+    if layer.positions > 1:
+        raise InputError(_several(layer, layer.positions))
+    W = layer.matrix(problem.params[layer.parameter].double().flatten())[0]
     overlaps = W @ W.T  # (out, out)
     value = torch.zeros((), dtype=torch.float64, device=problem.device)
-    for parts in factors(problem, [at]):
-        part = parts[at.parameter]
+    for parts in factors(problem, [layer]):
+        part = parts[layer.parameter]
         term = part.terms[0]
         if not part.is_outer:
-            raise InputError(_several(at, term.x.shape[1]))
+            raise InputError(_several(layer, term.x.shape[1]))
         x, J = term.x[:, 0, 0].double(), term.J[:, :, 0, 0].double()  # (n, in), (n, C, out)
         traces = ((part.A.double() @ J) * (J @ overlaps)).sum((1, 2))  # tr(J^T A J W W^T)
         value += (x.square().sum(1) * traces).sum().detach()
-    layer(problem, at.name)  # an error if it could not be seen through on all data
-    return Value(float(total(value) / problem.count()), f"exact, layer {at.name!r}")
+    layer_named(problem, layer.name)  # an error if it could not be seen through on all data
+    return Value(float(total(value) / problem.count()), f"exact, layer {layer.name!r}")
 
 
-def _several(at: Layer, positions: int) -> str:
+def _several(layer: Layer, positions: int) -> str:
     return (
-        f"the last dense layer {at.name!r} sees {positions} positions of a sample; relative "
+        f"the last dense layer {layer.name!r} sees {positions} positions of a sample; relative "
         "flatness is that of a layer which sees one vector"
     )
 
 
 def _last_dense(problem: Problem) -> Layer:
     """The dense layer that a forward pass meets last."""
-    dense = [at for at in matrices(problem).values() if at.operation == "dense"]
+    dense = [layer for layer in matrices(problem).values() if layer.operation == "dense"]
     if not dense:
         raise InputError("the model has no dense layer")
-    return max(dense, key=lambda at: at.order)
+    return max(dense, key=lambda layer: layer.order)

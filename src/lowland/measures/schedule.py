@@ -43,10 +43,10 @@ class Schedule:
         with self.clock.limited():
             self.progress("what one gradient takes")
             try:
-                known, allowed = prices(problem), self.clock.allowed
+                unit_prices, allowed = prices(problem), self.clock.allowed
             except Exception:  # a model without a gradient: the measures that need one say why
                 return
-            plan = Plan.of(tasks, known, allowed - self.clock.spent, problem.count())
+            plan = Plan.of(tasks, unit_prices, allowed - self.clock.spent, problem.count())
             self.plan = replace(plan, line=plan.in_words(allowed, _subject(problem)))
 
     def run(self, tasks: Mapping[str, Callable[[], None]]) -> None:
@@ -95,7 +95,7 @@ class Schedule:
         return f"does not fit the budget of {in_words(self.clock.allowed)}{about}: {RUN_IT}"
 
     def course(self) -> Course:
-        """How it went, for the record."""
+        """What was planned and what was done, for the saved record."""
         plan, limit = self.plan, self.clock.allowed
         return Course(
             budget=limit if limit < float("inf") else None,

@@ -31,7 +31,7 @@ class Move:
 
     @property
     def moved(self) -> bool:
-        """Whether it is another number than before, beyond any error."""
+        """Whether the measure changed by more than its errors explain."""
         return self.verdict == "moved"
 
     @property

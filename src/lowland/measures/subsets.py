@@ -52,28 +52,28 @@ class Subset:
 
     @cached_property
     def places(self) -> Tensor:
-        """Which samples they are, class by class."""
+        """The places of the subset's samples in the data, class by class."""
         return stratified(self.problem.train.targets, self.count, self.seed)
 
     @cached_property
     def whole(self) -> Problem:
-        """The problem with all of them."""
+        """The problem with all samples of the subset."""
         return self.problem.subset(self.places)
 
     @cached_property
     def groups(self) -> list[Problem]:
-        """The problem with every GROUPS-th of them."""
+        """The problems with every GROUPS-th sample of the subset, one for each start."""
         return [self.problem.subset(self.places[i::GROUPS]) for i in range(GROUPS)]
 
     @property
     def words(self) -> str:
-        """What it is, for a method."""
+        """The words that a measure's method describes the subset with."""
         return f"on {self.count:,} of {self.problem.count():,} samples, stratified"
 
-    def value(self, known: Measure) -> Value:
-        """The measure on all samples as this subset tells it."""
-        whole = known.function(self.whole)
-        values = [known.function(group).value for group in self.groups]
+    def value(self, measure: Measure) -> Value:
+        """The measure's value on all samples, estimated from this subset."""
+        whole = measure.function(self.whole)
+        values = [measure.function(group).value for group in self.groups]
         if not all(map(math.isfinite, [whole.value, *values])):
             raise InputError(f"it is not finite {self.words}")
         value, error = extrapolated(whole.value, values, self.count / self.problem.count())

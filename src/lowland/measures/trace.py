@@ -27,9 +27,12 @@ def trace(problem: Problem) -> Value:
 
     They end before when the standard error is 1 %.
     """
-    known = gauss_newton_diagonal(problem) if few_outputs(problem) else None
+    gauss_newton = gauss_newton_diagonal(problem) if few_outputs(problem) else None
     estimate = trace_of(
-        whole_hessian(problem), rtol=0.01, max_matvecs=2 * shifts(problem), gauss_newton=known
+        whole_hessian(problem),
+        rtol=0.01,
+        max_matvecs=2 * shifts(problem),
+        gauss_newton=gauss_newton,
     )
     if not estimate.stderr <= OPEN * abs(estimate.value):
         raise InputError(f"the estimate leaves it open: {estimate!r}")

@@ -17,5 +17,5 @@ from lowland.problem import Problem
     invariant=("layers", "units", "outputs"),
 )
 def train_error(problem: Problem) -> Value:
-    """Counted, not estimated."""
+    """The share of wrong predictions, counted on all training samples."""
     return Value(float(gathered(problem.wrong("train")).double().mean()), "exact")

@@ -25,25 +25,25 @@ from lowland.problem import Problem
 )
 def vc_dimension(problem: Problem) -> Value:
     """Counts of parameters and layers; the part ``W U`` is the bound by the hidden units U."""
-    known = [at for at in layers(problem).values() if at.uses == 1]
-    seen = {name for at in known for name in (at.parameter, at.bias)}
+    single_use = [layer for layer in layers(problem).values() if layer.uses == 1]
+    seen = {name for layer in single_use for name in (layer.parameter, layer.bias)}
     unseen = [name for name in problem.params if name not in seen]
     if unseen:
         raise InputError(
             f"counting needs dense, convolutional and normalisation layers only; "
             f"{', '.join(map(repr, unseen[:3]))} belongs to something else or is shared"
         )
-    curved = [at.name for at in known if at.curved]
+    curved = [layer.name for layer in single_use if layer.curved]
     if curved:
         raise InputError(
             f"the bound is for piecewise-linear networks (ReLU); what follows layer {curved[0]!r} "
             "is not"
         )
-    every = sorted(matrices(problem).values(), key=lambda at: at.order)
+    every = sorted(matrices(problem).values(), key=lambda layer: layer.order)
     if not every:
         raise InputError("the model has no dense layer or convolution")
     *hidden, _ = every  # in the order of the forward pass; the last gives the outputs
     W = sum(p.numel() for p in problem.params.values())
-    L, U = len(every), sum(at.outputs for at in hidden)
+    L, U = len(every), sum(layer.outputs for layer in hidden)
     parts = {"parameters": float(W), "layers": float(L), "units": float(U), "W U": float(W * U)}
     return Value(W * L * math.log2(W), "counted", parts=parts)

@@ -17,6 +17,6 @@ from lowland.problem import Problem
     cost=FREE,
 )
 def weight_norm(problem: Problem) -> Value:
-    """All parameters, tied ones once."""
+    """The norm over all parameters; tied ones count once."""
     squares = [p.double().square().sum() for p in problem.params.values()]
     return Value(float(torch.stack(squares).sum().sqrt()), "exact")

@@ -30,7 +30,7 @@ _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where
     cost=Work(forwards=2 * LEADING * _EVALUATIONS, needs=(neighbourhood, leading)),
 )
 def width(problem: Problem) -> Value:
-    """Of all parameters together; the papers take the principal directions of one layer.
+    """The mean width along leading directions of all parameters; the papers take one layer's.
 
     The first crossing is that between the centre and the first point with twice the loss, outwards
     from where a parabola would have it, and is found to 0.1 %.
@@ -39,24 +39,24 @@ def width(problem: Problem) -> Value:
     loss, _ = near.origin
     if not loss > 0:
         raise InputError("the training loss is zero and cannot double; measure with another loss")
-    found = leading(problem)
-    k = len(found.values)
-    if not found.converged:
+    eigenpairs = leading(problem)
+    k = len(eigenpairs.values)
+    if not eigenpairs.converged:
         raise InputError(
-            f"the Lanczos iteration has a residual of {float(found.residuals.max()):.1e} after "
-            f"{found.matvecs} products"
+            "the Lanczos iteration has a residual of "
+            f"{float(eigenpairs.residuals.max()):.1e} after {eigenpairs.matvecs} products"
         )
     widths = [
         _distance(near, e, value) + _distance(near, -e, value)
-        for e, value in zip(found.vectors.T.double(), found.values.tolist(), strict=True)
+        for e, value in zip(eigenpairs.vectors.T.double(), eigenpairs.values.tolist(), strict=True)
     ]
     parts = {f"F_{n}": value for n, value in enumerate(widths, 1)}
     mean = math.exp(sum(map(math.log, widths)) / k)
-    return Value(mean, f"{k} Lanczos directions, {found.matvecs} products", parts=parts)
+    return Value(mean, f"{k} Lanczos directions, {eigenpairs.matvecs} products", parts=parts)
 
 
 def _distance(near: Neighbourhood, e: Tensor, curvature: float) -> float:
-    """How far along e the loss has doubled."""
+    """The distance along e at which the loss has doubled."""
     loss, gradient = near.origin
     slope = float(gradient @ e)
 

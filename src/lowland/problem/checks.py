@@ -114,7 +114,7 @@ def check_loss(problem: "Problem") -> None:
 
 
 def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
-    """What is compared: the model's outputs or, if the loss runs the model itself, the losses."""
+    """The model's outputs or, if the loss runs the model itself, the losses."""
     if problem.loss.needs_model:
         return problem.batch_losses(batch)
     try:
@@ -173,12 +173,12 @@ def check_recomputing(problem: "Problem") -> None:
         # Where no input has a gradient, one kind of checkpointing gives none to the weights either.
         few = problem.first(1)
         with_gradient = few.map(lambda t: t.detach().requires_grad_(t.is_floating_point()))
-        one = Batch(with_gradient.inputs, few.targets)
+        sample = Batch(with_gradient.inputs, few.targets)
         try:
             with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
-                losses = problem.batch_losses(one, leaves)
+                losses = problem.batch_losses(sample, leaves)
             if losses.requires_grad:
-                reached = [t for t in pytree.tree_leaves(one.inputs) if t.requires_grad]
+                reached = [t for t in pytree.tree_leaves(sample.inputs) if t.requires_grad]
                 torch.autograd.grad(losses.sum(), [*leaves.values(), *reached], allow_unused=True)
         except RuntimeError as error:
             if _CHECKPOINTED in str(error) or "torch.utils.checkpoint" in str(error):

@@ -33,7 +33,7 @@ def measured_names(model: nn.Module, params: str, any_precision: bool = False) -
 
 
 def precisions(model: nn.Module) -> frozenset[torch.dtype]:
-    """Those of the model's parameters: what its forward pass is known to run in."""
+    """The precisions of the model's parameters, in which its forward pass is known to run."""
     return frozenset(p.dtype for p in model.parameters() if p.is_floating_point())
 
 

@@ -202,7 +202,7 @@ class Problem:
     def _read(self) -> dict[str, Tensor]:
         """Every parameter and buffer as a constant, by name."""
         own = dict(self.model.named_parameters())
-        found = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
+        constants = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
         missing = [n for n in self._names if n not in own]
         if missing:
             raise InputError(
@@ -210,7 +210,7 @@ class Problem:
                 "changing the model's structure"
             )
         buffers = self.model.named_buffers()
-        return found | {n: b.clone() if b.is_inference() else b for n, b in buffers}
+        return constants | {n: b.clone() if b.is_inference() else b for n, b in buffers}
 
     @property
     def test(self) -> Batches:
@@ -300,7 +300,7 @@ class Problem:
         return of_first_rank(batch) if self.sharded else batch
 
     def place(self, batch: Batch) -> Batch:
-        """The batch where and as the model wants it; the run ends here if its time is up."""
+        """The batch on the model's device, in its precision; an error if the time is up."""
         check_time()
         device, dtype = self.device, self.dtype
         with torch.inference_mode(False):
@@ -327,12 +327,12 @@ class Problem:
     def run(
         self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
     ) -> Any:
-        """Whatever the model returns for these inputs, and more arguments by name."""
+        """What the model returns, unchanged, for the inputs and more arguments by name."""
         args, kwargs = arguments(inputs)
         return self._called(self.model, "", params or {}, args, {**kwargs, **more})
 
     def _precision(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-        """What the forward pass runs in: nothing but itself in a precision of the model's own."""
+        """A context for a forward pass in ``dtype``; empty where that is the model's own."""
         return contextlib.nullcontext() if dtype in self._written_in else all_in(dtype)
 
     def batch_losses(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -355,7 +355,7 @@ class Problem:
         args: tuple,
         kwargs: dict | None = None,
     ) -> Any:
-        """What a module returns that holds the model under a prefix, with some other parameters."""
+        """The output of a module that holds the model under ``prefix``, with these ``params``."""
         # Buffers are handed over too: what a forward pass puts in their place is then undone.
         values = dict(self._held or self._read())
         given: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -393,7 +393,7 @@ class Problem:
             return self._of_each(split, self.batch_wrong)
 
     def _of_each(self, split: str, numbers: Callable[[Batch], Tensor]) -> Tensor:
-        """A number for each sample, (N,), put in one place from the start.
+        """One number for each sample, (N,), written into a single tensor batch by batch.
 
         Small tensors that stay between large ones that go would keep the memory of these.
         """
@@ -496,7 +496,7 @@ class Problem:
 
     @property
     def base(self) -> "Problem":
-        """The problem that this one is with another loss; otherwise itself."""
+        """The problem whose :meth:`with_loss` made this one; otherwise itself."""
         return self._base or self
 
     def with_loss(self, loss: LossLike) -> "Problem":
@@ -508,8 +508,8 @@ class Problem:
             other.loss = self._resolved(loss)
             check_loss(other)
         except InputError as error:
-            # what to pass instead is for a loss that a Problem is made with
-            raise InputError(str(error).split("; pass")[0].split(": pass")[0]) from error
+            # The advice is about the loss a Problem is made with, not about a measure's own loss.
+            raise InputError(error.reason) from error
         return other
 
     def subset(self, places: Tensor) -> "Problem":

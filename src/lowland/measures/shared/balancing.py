@@ -34,7 +34,7 @@ class Balanced:
 
 
 def balance(h: Tensor, w: Tensor, *, tol: float = 1e-12, sweeps: int = 10_000) -> Balanced:
-    """Alternate the best u for given v with the best v for given u; both are closed.
+    """The infimum, by alternating the best u for v with the best v for u, both in closed form.
 
     It stops when the halves differ, summed over rows, by less than ``tol`` of the whole; after
     each sweep the columns agree by construction. Rows of zeros contribute 0, without an epsilon.

@@ -13,10 +13,10 @@ def _work(problem: Problem) -> Work:
     if not problem.has_test:
         return Work()
     try:
-        at = layers_with_dual(problem)[usual(problem)]
+        usual_layer = layers_with_dual(problem)[usual(problem)]
     except InputError:  # which the decomposition will say
         return Work()
-    return pairing_work(problem) + split_work(problem, [at], problem.count("test"))
+    return pairing_work(problem) + split_work(problem, [usual_layer], problem.count("test"))
 
 
 @once(_work)
@@ -27,7 +27,7 @@ def decomposition(problem: Problem) -> Decomposition:
 
 
 def useful_decomposition(problem: Problem) -> Decomposition:
-    """The same, or an error if its dual weights do not stand for the data."""
+    """The decomposition; an error if its dual weights do not stand for the data."""
     shared = decomposition(problem)
     if not shared.trusted:
         raise InputError(

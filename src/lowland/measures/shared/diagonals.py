@@ -72,5 +72,5 @@ def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
 
 def hessian_work(problem: Problem, limit: int) -> Work:
     """What a trace or diagonal of the Hessian takes, in at most so many passes beside the GGN's."""
-    known = (gauss_newton_diagonal,) if few_outputs(problem) else ()
-    return remainder_work(problem, limit) + Work(needs=known)
+    needs = (gauss_newton_diagonal,) if few_outputs(problem) else ()
+    return remainder_work(problem, limit) + Work(needs=needs)

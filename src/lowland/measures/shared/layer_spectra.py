@@ -21,9 +21,9 @@ from lowland.rescaling import Joint, joints
 
 @once()
 def matrix_layers(problem: Problem) -> list[Layer]:
-    """The dense and convolutional layers; an error where other weights are more than scales."""
-    plain = [at for at in matrices(problem).values() if at.is_plain]
-    seen = {at.parameter for at in plain}
+    """The dense and convolutional layers; an error if there are matrices of other layers."""
+    plain = [layer for layer in matrices(problem).values() if layer.is_plain]
+    seen = {layer.parameter for layer in plain}
     left = [n for n, p in problem.params.items() if p.ndim > 1 and n not in seen]
     if left:
         raise InputError(
@@ -39,23 +39,26 @@ def matrix_layers(problem: Problem) -> list[Layer]:
 @once()
 def _scaled(problem: Problem) -> list[Joint]:
     """Normalisations whose scale can be moved into the layer that follows."""
-    if not any(at.operation == "normalisation" for at in layers(problem).values()):
+    if not any(layer.operation == "normalisation" for layer in layers(problem).values()):
         return []
     return [joint for joint in joints(problem) if not joint.source.is_matrix]
 
 
 def layer_matrices(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each layer's weight as matrices (groups, out, in), with the scale that stands before it."""
-    known = {name: p.double() for name, p in params.items()}
+    weights = {name: p.double() for name, p in params.items()}
     for joint in _scaled(problem):
-        scale = known[joint.source.parameter].abs()
-        known = joint.rescaled(known, 1 / torch.where(scale > 0, scale, 1))
-    return {at.name: at.matrix(known[at.parameter].flatten()) for at in matrix_layers(problem)}
+        scale = weights[joint.source.parameter].abs()
+        weights = joint.rescaled(weights, 1 / torch.where(scale > 0, scale, 1))
+    return {
+        layer.name: layer.matrix(weights[layer.parameter].flatten())
+        for layer in matrix_layers(problem)
+    }
 
 
 def _svd_work(problem: Problem) -> Work:
     """A singular value decomposition for each matrix."""
-    shapes = [at.shape for at in matrices(problem).values()]
+    shapes = [layer.shape for layer in matrices(problem).values()]
     flops = sum(8 * g * out * i * min(out, i) for g, out, i in shapes)
     return Work(flops=flops, needs=(matrix_layers,))
 

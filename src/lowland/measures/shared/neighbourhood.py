@@ -52,7 +52,7 @@ class Neighbourhood:
 
 @once(Work(gradients=1))
 def neighbourhood(problem: Problem) -> Neighbourhood:
-    """One for all measures, so that loss and gradient at the weights are computed once."""
+    """The neighbourhood that all measures share: loss and gradient at w are computed once."""
     return Neighbourhood(problem)
 
 

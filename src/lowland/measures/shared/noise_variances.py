@@ -30,9 +30,9 @@ def weight_matrices(problem: Problem) -> dict[str, int]:
     """The names of the weights that are matrices, with how many groups each has."""
     kinds = ("dense", "convolution", "embedding")
     every = {
-        at.parameter: at.shape[0] if at.is_matrix else 1
-        for at in layers(problem).values()
-        if at.operation in kinds and problem.params[at.parameter].ndim > 1
+        layer.parameter: layer.shape[0] if layer.is_matrix else 1
+        for layer in layers(problem).values()
+        if layer.operation in kinds and problem.params[layer.parameter].ndim > 1
     }
     if not every:
         raise InputError(
@@ -58,13 +58,13 @@ def hessian_diagonal(problem: Problem) -> Diagonal:
             why = problem.loss.flat(problem.outputs(problem.first(1).inputs))
         if why is not None:
             raise InputError(why)
-    known = gauss_newton_diagonal(problem) if few_outputs(problem) else None
-    return diagonal(problem, max_matvecs=shifts(problem), gauss_newton=known)
+    gauss_newton = gauss_newton_diagonal(problem) if few_outputs(problem) else None
+    return diagonal(problem, max_matvecs=shifts(problem), gauss_newton=gauss_newton)
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """A sum of slopes times ``max(h, 0)`` over estimated h: what it errs by, and how."""
+    """The error of a sum of slopes times ``max(h, 0)`` where h is estimated."""
 
     variance: float  # from the errors of h
     bias: float  # that clipping adds to the sum, on average
@@ -98,11 +98,11 @@ def clipped(h: Diagonal, name: str, slopes: Tensor) -> Clipped:
 def best_variances(problem: Problem) -> dict[str, list[Balanced]]:
     """The solution of Eq. 17 for each weight, group by group."""
     h = hessian_diagonal(problem)
-    found = {}
+    variances = {}
     for name, groups in weight_matrices(problem).items():
         curvature = as_matrices(h[name].clamp_min(0), groups)
         squares = as_matrices(problem.params[name].double().square(), groups)
-        found[name] = [balance(a, b) for a, b in zip(curvature, squares, strict=True)]
-        if not all(b.converged for b in found[name]):
+        variances[name] = [balance(a, b) for a, b in zip(curvature, squares, strict=True)]
+        if not all(b.converged for b in variances[name]):
             raise InputError(f"the variances of {name!r} did not converge in 10,000 sweeps")
-    return found
+    return variances

@@ -39,12 +39,12 @@ def averages(
     score: Callable[[Batch, dict[str, Tensor]], Tensor],
 ) -> Tensor:
     """Each model's mean of ``score(batch, params)`` over the training samples, (models,)."""
-    found = []
+    means = []
     with problem.measuring(), torch.no_grad():
         for params in weights:
             total = sum(float(score(b, params).double().sum()) for b in problem.batches())
-            found.append(total / len(problem.train))
-    return torch.tensor(found, dtype=torch.float64)
+            means.append(total / len(problem.train))
+    return torch.tensor(means, dtype=torch.float64)
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

@@ -55,8 +55,8 @@ def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> di
     """The gradient of every sample's own loss with respect to the chosen parameters, (n, ...)."""
 
     def loss(params: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
-        one = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
-        return problem.batch_losses(one, params)[0]
+        sample = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
+        return problem.batch_losses(sample, params)[0]
 
     try:
         return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(
@@ -66,10 +66,10 @@ def _one_by_one(problem: Problem, chosen: dict[str, Tensor], batch: Batch) -> di
         leaves = {name: p.clone().requires_grad_() for name, p in chosen.items()}
         rows = [
             torch.autograd.grad(
-                problem.batch_losses(one, leaves).sum(),
+                problem.batch_losses(sample, leaves).sum(),
                 list(leaves.values()),
                 materialize_grads=True,
             )
-            for one in batch.split(1)
+            for sample in batch.split(1)
         ]
         return {n: torch.stack(g) for n, g in zip(leaves, zip(*rows, strict=True), strict=True)}

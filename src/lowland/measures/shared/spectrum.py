@@ -69,7 +69,7 @@ def whole_hessian(problem: Problem) -> Hessian:
 
 @once(partial(_work, "hessian"))
 def hessian_spectrum(problem: Problem) -> Spectrum:
-    """Its eigenvalues: all of a small network, otherwise from block Lanczos with random starts."""
+    """The Hessian's eigenvalues: all for a small network, otherwise a block Lanczos quadrature."""
     exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
     if exact is not None:
         return exact
@@ -82,7 +82,7 @@ def hessian_spectrum(problem: Problem) -> Spectrum:
 
 @once(partial(_work, "ggn"))
 def ggn_spectrum(problem: Problem) -> Spectrum:
-    """The same of the generalised Gauss-Newton matrix."""
+    """The eigenvalues of the generalised Gauss-Newton matrix, got in the same way."""
     exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
     if exact is not None:
         return exact
@@ -95,7 +95,7 @@ def ggn_spectrum(problem: Problem) -> Spectrum:
 
 
 def ggn_rank(problem: Problem) -> int:
-    """How many eigenvalues of the GGN are not zero, at most: one for each output of each sample."""
+    """The most eigenvalues of the GGN that can differ from zero: one per output of each sample."""
     with problem.measuring(), torch.no_grad():
         outputs = problem.outputs(problem.first(1).inputs)[0].numel()
     return problem.count() * outputs
@@ -130,7 +130,7 @@ def _small(problem: Problem) -> bool:
 
 
 def _in_double(problem: Problem) -> Problem:
-    """The problem in float64, where a small eigenvalue has a sign; as it is if that cannot be."""
+    """The problem in float64, so that small eigenvalues have a sign; unchanged if it cannot be."""
     if problem.dtype == torch.float64:
         return problem
     try:

@@ -15,7 +15,10 @@ _TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviation
 
 
 def standard_error(values: Tensor) -> float | None:
-    """Of the mean of independent numbers, as wide as Student's distribution has it; None of one."""
+    """The standard error of the mean of independent numbers; None for a single one.
+
+    It is widened such that two of them hold what two of a normal distribution do (Student).
+    """
     n = len(values)
     if n < 2:
         return None
@@ -23,7 +26,7 @@ def standard_error(values: Tensor) -> float | None:
 
 
 def share_error(wrong: Tensor) -> float:
-    """Of the mean of numbers between 0 and 1, also where none or all of them are 0.
+    """The standard error of the mean of numbers between 0 and 1; never 0, even if all are equal.
 
     Half the distance to the farther end of Wilson's interval of two standard deviations.
     """
@@ -34,7 +37,7 @@ def share_error(wrong: Tensor) -> float:
 
 
 def loss_error(problem: Problem, losses: Tensor) -> float | None:
-    """Of the mean test loss, given the losses of all ranks, (n,).
+    """The standard error of the mean test loss, from the losses of all ranks, (n,).
 
     A classifier's loss is next to nothing but for few samples, and a test set that happens to miss
     them shows no spread at all: over networks and test sets of 5 to 300 samples two of Student's
