@@ -466,6 +466,7 @@ def test_calibration_error_keeps_neighbouring_bins_apart():
 
 def test_noise_robustness_of_a_linear_model_has_a_closed_form():
     """E (w . (x + n) - y)^2 is the loss plus sigma^2 |w|^2."""
+    torch.manual_seed(0)
     model = nn.Linear(4, 1).double()
     train, test = 5 * normal(50, 4) + 7, normal(400, 4, seed=1)
     options = {"train": (train, normal(50, 1)), "test": (test, model(test).detach())}
