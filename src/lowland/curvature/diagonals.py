@@ -20,9 +20,8 @@ from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.probes import SHIFT, remainder_diagonal, remainder_trace
-from lowland.curvature.products import DoubleBackward
 from lowland.curvature.sample_factors import Kind, check_kind, passes
-from lowland.curvature.second_derivatives import way
+from lowland.curvature.second_derivatives import twice_backwards
 from lowland.curvature.shared_jacobians import few_outputs
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
@@ -92,22 +91,15 @@ def _structured_trace(
         for B in operators
     ]
     if plan.curved:
-
-        def shifted(target: float) -> Estimate:
-            return remainder_trace(
-                problem,
-                plan.curved,
-                target=target,
-                max_passes=max_matvecs,
-                whole=plan.whole,
-                seed=seed,
-            )
-
-        remainder = shifted(target)
-        # The remainder may take away from the exact part, and less error is then allowed.
-        allowed = rtol * abs(exact + remainder.value)
-        if remainder.stderr > allowed and remainder.samples != max_matvecs:
-            remainder = shifted(allowed)
+        remainder = remainder_trace(
+            problem,
+            plan.curved,
+            rtol=rtol,
+            beside=exact,
+            max_passes=max_matvecs,
+            whole=plan.whole,
+            seed=seed,
+        )
         estimates.insert(0, remainder)
     if not estimates:
         return Estimate(exact, 0.0, 0, True, _EXACT, {name: parts[name] for name in A.params})
@@ -247,8 +239,8 @@ class _Plan:
         seen = [layer for layer in parameters(problem).values() if layer.parameter in names]
         if kind == "hessian" and gauss_newton is None and not few_outputs(problem):
             # Where torch's second derivatives are not right, nothing is known apart from products.
-            right = way(problem) is DoubleBackward
-            curved = [layer for layer in seen if right and not layer.in_series]
+            right = twice_backwards(problem)
+            curved = [layer for layer in seen if layer.parameter in right and not layer.in_series]
             taken = {layer.parameter for layer in curved} | set(unused(problem))
             zeros = {n: _zeros(problem, n) for n in unused(problem) if n in names}
             return cls(zeros, curved, [], [n for n in names if n not in taken], True)
@@ -256,9 +248,12 @@ class _Plan:
         curved = [
             layer for layer in seen if kind == "hessian" and layer.curved and not layer.in_series
         ]
-        if (series or curved) and way(problem) is not DoubleBackward:
-            seen = [layer for layer in seen if layer not in series and layer not in curved]
-            series, curved = [], []
+        if series or curved:
+            right = twice_backwards(problem)
+            wrong = [layer for layer in (*series, *curved) if layer.parameter not in right]
+            seen, series, curved = (
+                [layer for layer in group if layer not in wrong] for group in (seen, series, curved)
+            )
         if sum(map(passes, curved)) <= most:
             twice, curved = curved, []
         else:

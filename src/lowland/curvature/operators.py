@@ -204,7 +204,7 @@ class Remainder(Curvature):
     _matrix = block_products.REMAINDER
 
     def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
-        check_double_backward(self.problem)
+        check_double_backward(self.problem, self.params)
         return partial(products.Remainder, self.problem, self.params), products.Remainder
 
 

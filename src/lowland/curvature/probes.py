@@ -52,16 +52,19 @@ def remainder_trace(
     problem: Problem,
     curved: list[Layer],
     *,
-    target: float,
+    target: float = 0.0,
+    rtol: float = 0.0,
+    beside: float = 0.0,
     max_passes: int | None = None,
     whole: bool = False,
     seed: int = 0,
 ) -> Estimate:
     """The trace of ``H - GGN``, or of H, over parameters that can be seen through.
 
-    Passes are doubled until the standard error is below ``target``, and known to a tenth of itself
-    or so. It is pooled over samples, each with as many draws as there were passes. They end at
-    ``max_passes``: 1,024 or, of few samples, as many as make 131,072 draws.
+    Passes are doubled until the standard error is below ``target``, or below ``rtol`` of the trace
+    plus what is known ``beside`` it, and is known itself to a tenth or so. It is pooled over
+    samples, each with as many draws as there were passes. They end at ``max_passes``: 1,024 or, of
+    few samples, as many as make 131,072 draws.
     """
     if max_passes is None:
         max_passes = max(1024, _MOST_DRAWS // len(problem.train))
@@ -84,15 +87,16 @@ def remainder_trace(
         errors, freedom = moments.errors()
         errors = errors / count
         stderr = float(errors[-1])
-        enough = stderr <= target and (float(freedom[-1]) >= _FREEDOM or not stderr)
+        allowed = max(target, rtol * abs(beside + float(shares[-1])))
+        enough = stderr <= allowed and (float(freedom[-1]) >= _FREEDOM or not stderr)
         if enough or 2 * passes > max_passes:
             break
         wanted = 2 * passes
     parts = {
-        name: Estimate(float(v), float(e), passes, float(e) <= target, METHOD)
+        name: Estimate(float(v), float(e), passes, float(e) <= allowed, METHOD)
         for name, v, e in zip(names, shares[:-1], errors[:-1], strict=True)
     }
-    return Estimate(float(shares[-1]), stderr, passes, stderr <= target, METHOD, parts)
+    return Estimate(float(shares[-1]), stderr, passes, stderr <= allowed, METHOD, parts)
 
 
 class _Moments:

@@ -233,7 +233,7 @@ def _of_batch(
             parts[name] = Factors(layer, terms[name], A, "C backward passes")
     rest = {name: layer for name, layer in chosen.items() if name not in parts}
     if rest:
-        check_double_backward(problem)
+        check_double_backward(problem, rest)
         losses = problem.loss(seen.outputs, batch.targets)
         parts |= {name: _twice(losses, seen, layer) for name, layer in rest.items()}
     return parts

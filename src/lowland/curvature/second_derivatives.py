@@ -9,7 +9,7 @@ outputs (whose curvature does not vanish where the data is fitted).
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -50,6 +50,7 @@ _VECTORS = 12
 _NEARBY = 0.05
 
 _CHOSEN: WeakKeyDictionary[Problem, Way] = WeakKeyDictionary()
+_BACKWARDS: WeakKeyDictionary[Problem, frozenset[str]] = WeakKeyDictionary()
 _CONFIRMED: WeakSet[Problem] = WeakSet()  # whose loss is differentiated twice rightly
 
 
@@ -62,13 +63,19 @@ def way(problem: Problem) -> Way:
     return _CHOSEN[problem]
 
 
-def check_double_backward(problem: Problem) -> None:
-    """An error if torch's second derivatives of the model are not right."""
-    if way(problem) is not DoubleBackward:
+def twice_backwards(problem: Problem) -> frozenset[str]:
+    """The parameters of which torch's second derivatives, backwards twice, are confirmed."""
+    way(problem)
+    return _BACKWARDS[problem.whole]
+
+
+def check_double_backward(problem: Problem, names: Collection[str]) -> None:
+    """An error if torch's second derivatives by one of these parameters are not right."""
+    if wrong := [name for name in names if name not in twice_backwards(problem)]:
         raise InputError(
-            "torch does not differentiate this model backwards twice, or not rightly, so that "
-            "second derivatives by the outputs of a layer are not known; products with "
-            "hessian(problem) are"
+            f"torch does not differentiate this model backwards twice by {wrong[0]!r}, or not "
+            "rightly, so that second derivatives by the outputs of a layer are not known; products "
+            "with hessian(problem) are"
         )
 
 
@@ -88,12 +95,13 @@ def check_loss_curvature(problem: Problem) -> None:
     for outputs in (_beside(z, torch.Generator(device=z.device).manual_seed(0)), z):
         try:
             check_gradient(problem, scalar, {"outputs": outputs})
-            why = refuted(problem, DoubleBackward, scalar, {"outputs": outputs})
+            wrong = refuted(problem, DoubleBackward, scalar, {"outputs": outputs})
         except (RuntimeError, NotImplementedError):
             continue  # beside its domain (BCELoss), or what the products themselves will say
-        if why is not None:
+        if wrong:
             raise InputError(
-                f"torch does not differentiate the loss {problem.loss.name!r} twice rightly: {why}"
+                f"torch does not differentiate the loss {problem.loss.name!r} twice rightly: "
+                f"{_refusal(wrong)}"
             )
         break
     _CONFIRMED.add(problem)
@@ -106,18 +114,20 @@ def _first_right(problem: Problem) -> Way:
     params = nearby(problem, problem.params)
     check_gradient(problem, losses_in_double(problem, batch), params)
     failures = []
+    _BACKWARDS[problem] = frozenset()
     for candidate in WAYS:
         try:
             scalars = [losses_in_double]
             if not problem.loss.needs_model:
                 scalars.append(_random_sum_in_double)
+            wrong: list[str] = []
             for scalar in scalars:
-                why = refuted(problem, candidate, scalar(problem, batch), params)
-                if why is not None:
-                    failures.append(f"{candidate.name}: {why}")
-                    break
-            else:
+                wrong += refuted(problem, candidate, scalar(problem, batch), params)
+            if candidate is DoubleBackward:
+                _BACKWARDS[problem] = frozenset(params) - frozenset(wrong)
+            if not wrong:
                 return candidate
+            failures.append(f"{candidate.name}: {_refusal(wrong)}")
         except (RuntimeError, NotImplementedError, InputError) as error:
             if isinstance(error, InputError) and candidate is DoubleBackward:
                 raise
@@ -141,12 +151,13 @@ def _confirmed_in_parts(problem: Problem, stored: Stored, batch: Batch) -> Way:
             params = nearby(problem, {name: stored.widened(name) for name in group})
             check_gradient(problem, losses_in_double(problem, batch), params)
             wrong = refuted(problem, DoubleBackward, losses_in_double(problem, batch), params)
-            if wrong is not None:
+            if wrong:
                 raise InputError(
                     f"the loss {problem.loss.name!r} of this model cannot be differentiated "
-                    f"backwards twice ({wrong}), and other ways need a copy of it; pass "
+                    f"backwards twice ({_refusal(wrong)}), and other ways need a copy of it; pass "
                     "Problem(memory=...) with more bytes, or the model as a whole"
                 )
+    _BACKWARDS[problem] = frozenset(names)
     return DoubleBackward
 
 
@@ -255,8 +266,8 @@ def check_differences(problem: Problem, params: dict[str, Tensor]) -> float:
 
 def refuted(
     problem: Problem, candidate: Way, scalar: Scalar, params: dict[str, Tensor]
-) -> str | None:
-    """What is wrong with the products of a candidate; None if differences confirm them."""
+) -> list[str]:
+    """The parameters in which the products of a candidate are not those of differences."""
     generator = torch.Generator(device=problem.device).manual_seed(0)
     leaves = [p.detach().requires_grad_() for p in params.values()]
     y = scalar(dict(zip(params, leaves, strict=True)))
@@ -272,7 +283,7 @@ def refuted(
     slopes = torch.autograd.grad(y, leaves, materialize_grads=True)
     v = [d * (g != 0) for d, g in zip(v, slopes, strict=True)]
     if not any(bool(d.any()) for d in v):
-        return None  # nothing depends on the parameters here
+        return []  # nothing depends on the parameters here
     Hv = [h.detach() for h in product(v)]
     whole = float(torch.stack([h.norm() for h in Hv]).norm())
     worst = dict.fromkeys(params, float("inf"))  # of the best step, by parameter
@@ -282,7 +293,8 @@ def refuted(
         for name, h, e in zip(params, Hv, expected, strict=True):
             limit = _OWN * float(torch.maximum(h.norm(), e.norm())) + _WHOLE * whole + noise
             worst[name] = min(worst[name], float((h - e).norm()) / max(limit, 1e-300))
-    failed = [name for name, miss in worst.items() if miss > 1]
-    if failed:
-        return f"its second derivatives by {failed[0]!r} are not those of differences"
-    return None
+    return [name for name, miss in worst.items() if miss > 1]
+
+
+def _refusal(wrong: list[str]) -> str:
+    return f"its second derivatives by {wrong[0]!r} are not those of differences"
