@@ -351,4 +351,5 @@ def test_a_box_needs_every_parameter_to_be_seen_through():
     model = nn.Sequential(norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
     problem = Problem(model, train=(torch.randn(12, 4), torch.arange(12) % 3))
     for found in ll.measure(problem, ["flat_box", "description_length"]).values():
-        assert "not all can be seen through" in found.reason
+        assert "which is not known of '0.parametrizations" in found.reason
+        assert "cannot be seen through" in found.reason

@@ -117,7 +117,9 @@ def test_an_untrained_network_is_not_the_better_one_for_its_small_gap():
         assert found.answer.startswith(
             f"Careful: the {other} solution is not trained. The {better}"
         )
-        assert f"The {better} solution does better on unseen data (test loss" in found.answer
+        title = found.results.solutions[["first", "second"].index(better)].title
+        does_better = f"The {better} solution, {title}, does better on unseen data (test loss"
+        assert does_better in found.answer
         assert "solution generalises" not in found.answer
         assert "do not fit their training data comparably" in found.answer
     unfinished = compare(trained, analysed(15)).answer

@@ -16,8 +16,8 @@ from lowland.analysis.explanation import Explanation, How
 from lowland.atomic import check_writable
 from lowland.budget import DEFAULT, Clock, limit
 from lowland.checkpoint import weights_bytes
-from lowland.curvature import Kind, layer, layers
-from lowland.dual import Rule
+from lowland.curvature import Kind, layers
+from lowland.dual import Rule, layer_with_dual
 from lowland.errors import InputError
 from lowland.findings import Convergence, Decomposition, Gauge, Origin, Outcome, Results, Subject
 from lowland.measures import (
@@ -92,7 +92,7 @@ def analyze(
     if out is not None:
         check_writable(Path(out))
     if layer_name is not None:
-        layer(problem, layer_name)  # an error if there is none of that name
+        layer_with_dual(problem, layer_name)  # an error if there is none of that name
     for split in ("train", "test"):
         problem.losses(split)  # an error if they are not finite, rather than one in every measure
 

@@ -28,7 +28,7 @@ from lowland.dual.fit import NoDual, fit
 from lowland.dual.flatness import flatness
 from lowland.dual.moments import moments, unseen_sigma_g
 from lowland.dual.pairing import Pairs, pair
-from lowland.dual.shifts import Paired, dual_shifts, held_bytes, layers_with_dual
+from lowland.dual.shifts import Paired, dual_shifts, held_bytes, layer_with_dual, layers_with_dual
 from lowland.errors import InputError
 from lowland.findings import (
     Approximations,
@@ -311,17 +311,8 @@ def _chosen(problem: Problem, name: str | list[str] | None) -> list[Layer]:
         return every
     if not isinstance(name, str) and not name:
         raise InputError("no layer is named; pass None for every layer that has a dual")
-    chosen = []
-    for layer_name in [name] if isinstance(name, str) else dict.fromkeys(name):
-        layer = layer_named(problem, layer_name)
-        if layer.name not in layers_with_dual(problem):
-            why = "used in series" if layer.in_series else f"a {layer.operation}"
-            raise InputError(
-                f"layer {layer_name!r} is {why}; the duality is of dense and convolutional layers: "
-                f"{', '.join(map(repr, layers_with_dual(problem)))}"
-            )
-        chosen.append(layer)
-    return chosen
+    names = [name] if isinstance(name, str) else dict.fromkeys(name)
+    return [layer_with_dual(problem, each) for each in names]
 
 
 def _check_n_sharp(n_sharp: int | Rule, layer: Layer, directions: int | None) -> None:

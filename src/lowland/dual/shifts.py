@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.curvature import ForwardPass, Layer, matrices, rounding, samples_within
+from lowland.curvature import layer as layer_named
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError
@@ -121,6 +122,18 @@ class Shifts:
 def layers_with_dual(problem: Problem) -> dict[str, Layer]:
     """The dense and convolutional layers whose outputs do not come back to them as inputs."""
     return {name: layer for name, layer in matrices(problem).items() if not layer.in_series}
+
+
+def layer_with_dual(problem: Problem, name: str) -> Layer:
+    """The layer of that name; an error if there is none, or if it has no dual."""
+    named = layer_named(problem, name)
+    if named.name not in layers_with_dual(problem):
+        why = "used in series" if named.in_series else f"a {named.operation}"
+        raise InputError(
+            f"layer {name!r} is {why}; the duality is of dense and convolutional layers: "
+            f"{', '.join(map(repr, layers_with_dual(problem)))}"
+        )
+    return named
 
 
 def held_bytes(layer: Layer, pairs: int) -> int:
