@@ -59,7 +59,8 @@ def test_the_trace_of_a_selection_and_of_the_ggn():
 
 @pytest.mark.parametrize("kind", ["hessian", "ggn"])
 @pytest.mark.parametrize("name", CASES)
-def test_diagonals_are_exact_or_within_their_error(name, kind):
+def test_diagonals_are_exact_or_within_their_error(name, kind, monkeypatch):
+    monkeypatch.setattr(diagonals, "_PRODUCTS", 0)  # no product for each weight
     problem = CASES[name].problem()
     make = ll.hessian if kind == "hessian" else ll.ggn
     A = make(problem)
@@ -82,6 +83,11 @@ def test_a_remainder_that_would_take_too_many_passes_is_estimated(monkeypatch):
     problem = CASES["mlp-tanh"].problem()
     exact = ll.diagonal(problem)
     monkeypatch.setattr(diagonals, "_DIAGONAL_PASSES", 3)
+    products = ll.diagonal(problem)  # one for each weight is no dearer here
+    assert not products.stderr
+    for name, entries in products.items():
+        torch.testing.assert_close(entries, exact[name], rtol=1e-9, atol=1e-13)
+    monkeypatch.setattr(diagonals, "_PRODUCTS", 0)
     found = ll.diagonal(problem, rtol=0.01)
     assert set(found.stderr) == {"0.weight", "0.bias", "2.weight"}
     assert torch.equal(found["4.weight"], exact["4.weight"])

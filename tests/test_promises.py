@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowland as ll
+import zoo
 from lowland.problem import Problem
 
 Y = torch.arange(30) % 3
@@ -185,3 +186,36 @@ def test_every_measure_of_a_model_made_under_inference_mode():
     for name, row in one.items():
         assert row.value == pytest.approx(other[name].value, nan_ok=True), name
         assert row.reason == other[name].reason, name
+
+
+def test_gradients_that_do_not_add_up_over_samples_have_no_hessian():
+    """Whatever tokens the first samples happen to have."""
+    counted = zoo.Written(
+        lambda m, x: m.head(F.embedding(x, m.table, scale_grad_by_freq=True).flatten(1)),
+        table=nn.Parameter(torch.randn(6, 2)),
+        head=nn.Linear(8, 3),
+    )
+    for seed in range(4):
+        torch.manual_seed(seed)
+        tokens, labels = torch.randint(0, 6, (12, 4)), torch.arange(12) % 3
+        with pytest.raises(ll.InputError, match="that of the loss"):
+            ll.hessian(Problem(counted, train=(tokens, labels)))
+
+
+def test_a_loader_of_single_samples_is_told_to_batch_them():
+    data = torch.utils.data.TensorDataset(torch.randn(6, 4), torch.arange(6) % 3)
+    loader = torch.utils.data.DataLoader(data, batch_size=None)
+    with pytest.raises(ll.InputError, match="gives single samples, not batches"):
+        Problem(nn.Linear(4, 3), train=loader)
+
+
+def test_a_trace_takes_no_longer_than_a_product_for_each_weight():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, activation="gelu", dropout=0.0)
+    model = zoo.Written(lambda m, x: m.head(m.layer(x).mean(1)), layer=layer, head=nn.Linear(4, 3))
+    problem = Problem(model, train=(torch.randn(6, 3, 4), torch.arange(6) % 3), dtype=torch.float64)
+    H = ll.hessian(problem)
+    estimate = ll.trace(H)
+    assert estimate.stderr == 0
+    assert estimate.samples <= H.size
+    assert estimate.value == pytest.approx(float(H.dense().trace()), rel=1e-9)

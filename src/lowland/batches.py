@@ -282,8 +282,8 @@ class Batches:
 
 def _is_stream(source: Any) -> bool:
     """Whether the data can only be read from its beginning: no index leads to a sample."""
-    if isinstance(source, DataLoader):
-        return isinstance(source.dataset, IterableDataset)
+    if isinstance(source, DataLoader):  # without a batch size, its data set gives whole batches
+        return isinstance(source.dataset, IterableDataset) or source.batch_sampler is None
     if isinstance(source, Dataset):
         return isinstance(source, IterableDataset)
     at_hand = (Tensor, np.ndarray, Mapping, Sequence)
@@ -367,6 +367,11 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _check_lengths(batch: Batch, split: str) -> None:
+    if batch.targets.ndim == 0:
+        raise InputError(
+            f"the {split} data gives single samples, not batches (a DataLoader with "
+            "batch_size=None?); give its loader a batch size, or pass the data set itself"
+        )
     for leaf in pytree.tree_leaves(batch.inputs):
         if not isinstance(leaf, Tensor):
             raise InputError(f"{split} inputs must be tensors; got {type(leaf).__name__}")

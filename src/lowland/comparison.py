@@ -213,7 +213,8 @@ def _comparable(first: Analysis, second: Analysis) -> tuple[Decomposition, Decom
         if split is None or split.per_pair is None:
             raise InputError(
                 f"the analysis of {its.subject.title!r} holds no decomposition of single pairs to "
-                "compare; run it again with a layer that has a dual"
+                "compare; its notes say why: run it again with a layer that has a dual, or with a "
+                "larger budget"
             )
         splits.append(split)
     for name in ("basis", "gauge", "pairing"):

@@ -7,7 +7,7 @@ small loss: what must be estimated is little, and so is its error.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layer_search import Layer, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
-from lowland.curvature.probes import SHIFT, remainder_diagonal, remainder_trace
+from lowland.curvature.precision import rounding
+from lowland.curvature.probes import SHIFT, first_passes, remainder_diagonal, remainder_trace
 from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.second_derivatives import twice_backwards
 from lowland.curvature.shared_jacobians import few_outputs
@@ -31,6 +32,8 @@ from lowland.problem import Problem, differentiating
 # some hundred products to estimate, a diagonal some thousand.
 _TRACE_PASSES = 256
 _DIAGONAL_PASSES = 4096
+_PRODUCTS = 3  # that take as long as one draw of random shifts
+_BLOCK = 64  # of them at once
 _OPERATORS: dict[Kind, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "fisher": Fisher}
 # Passes of random shifts for a diagonal's remainder: every sample has draws of its own.
 _SHIFTS = 16
@@ -75,7 +78,11 @@ def _structured_trace(
     A: Curvature, plan: "_Plan", rtol: float, max_matvecs: int | None, seed: int
 ) -> Estimate:
     problem = A.problem
-    parts = {name: Estimate(float(d.sum()), 0.0, 0, True, _EXACT) for name, d in plan.exact.items()}
+    how = _EXACT if not plan.products else f"{_EXACT} or a product for each weight"
+    parts = {
+        name: Estimate(float(d.sum()), 0.0, plan.products, True, how)
+        for name, d in plan.exact.items()
+    }
     exact = sum(part.value for part in parts.values())
     # What is estimated may err by as much as the whole is allowed to.
     target = rtol * abs(exact)
@@ -102,7 +109,8 @@ def _structured_trace(
         )
         estimates.insert(0, remainder)
     if not estimates:
-        return Estimate(exact, 0.0, 0, True, _EXACT, {name: parts[name] for name in A.params})
+        shares = {name: parts[name] for name in A.params}
+        return Estimate(exact, 0.0, plan.products, True, how, shares)
     for estimate in estimates:
         for name, share in estimate.parts.items():
             previous = parts[name].value if name in parts else 0.0
@@ -223,6 +231,7 @@ class _Plan:
     in_series: list[str]  # the same, used in series
     unseen: list[str]  # nothing is known of these
     whole: bool = False  # not even the Gauss-Newton part is known of those that are curved
+    products: int = 0  # that some of the exact ones took, one for each weight
 
     @classmethod
     def of(
@@ -243,7 +252,8 @@ class _Plan:
             curved = [layer for layer in seen if layer.parameter in right and not layer.in_series]
             taken = {layer.parameter for layer in curved} | set(unused(problem))
             zeros = {n: _zeros(problem, n) for n in unused(problem) if n in names}
-            return cls(zeros, curved, [], [n for n in names if n not in taken], True)
+            plan = cls(zeros, curved, [], [n for n in names if n not in taken], True)
+            return plan._by_products(problem, kind, limit)
         series = [layer for layer in seen if kind == "hessian" and layer.in_series]
         curved = [
             layer for layer in seen if kind == "hessian" and layer.curved and not layer.in_series
@@ -275,12 +285,30 @@ class _Plan:
         for name in unused(problem):
             if name in names:
                 exact[name] = _zeros(problem, name)
-        return cls(
+        plan = cls(
             exact,
             [layer for layer in curved if layer.parameter in exact],
             [layer.parameter for layer in series if layer.parameter in exact],
             [name for name in names if name not in exact],
         )
+        return plan._by_products(problem, kind, limit)
+
+    def _by_products(self, problem: Problem, kind: Kind, limit: int | None) -> "_Plan":
+        """The same with nothing left to estimate, if a product for each weight is no dearer."""
+        left = [*(layer.parameter for layer in self.curved), *self.in_series, *self.unseen]
+        size = sum(problem.params[name].numel() for name in left)
+        draws = limit or first_passes(len(problem.train))
+        if not left or size > _PRODUCTS * draws:
+            return self
+        A = _OPERATORS[kind](problem, left)
+        if A.precision > rounding(A.dtype):  # products by differences are not exact
+            return self
+        columns = torch.eye(size, dtype=A.dtype, device=A.device).split(_BLOCK, 1)
+        parts = [(A @ E).diagonal(-i * _BLOCK).double() for i, E in enumerate(columns)]
+        diagonal = torch.cat(parts)
+        entries = {n: diagonal[place].view_as(problem.params[n]) for n, place in A.slices.items()}
+        exact = {**self.exact, **entries}
+        return replace(self, exact=exact, curved=[], in_series=[], unseen=[], products=size)
 
 
 def _zeros(problem: Problem, name: str) -> Tensor:

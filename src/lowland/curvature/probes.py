@@ -43,7 +43,7 @@ _HELD = 1 << 24
 _DRAWN = 1 << 24
 
 
-def _first_passes(samples: int) -> int:
+def first_passes(samples: int) -> int:
     """The passes before an error is first estimated: from few draws it would be uncertain."""
     return 2 ** math.ceil(math.log2(max(4, _DRAWS / samples)))
 
@@ -75,7 +75,7 @@ def remainder_trace(
     # One row for each parameter, and one for all: cross terms make the parts depend on each other.
     shape = len(names) + 1, len(problem.train)
     moments = _Moments(torch.zeros(shape, dtype=torch.float64, device=problem.device))
-    passes, wanted = 0, min(max_passes, _first_passes(len(problem.train)))
+    passes, wanted = 0, min(max_passes, first_passes(len(problem.train)))
     most = max(1, _HELD // moments.mean.numel())
     while True:
         while passes < wanted:

@@ -9,7 +9,7 @@ outputs (whose curvature does not vanish where the data is fitted).
 import contextlib
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -34,6 +34,7 @@ Way = type[DoubleBackward] | type[ForwardOverReverse] | type[FiniteDifference]
 WAYS: tuple[Way, ...] = (DoubleBackward, ForwardOverReverse, FiniteDifference)
 
 _SAMPLES, _BATCHES = 4, 16
+_ADDED = 16  # samples whose gradients must add up
 # Steps of the differences, relative to the weights. A kink of ReLU between the two ends spoils a
 # difference, however short the step, but a short step seldom has one.
 _STEPS = (1e-6, 1e-7, 1e-8)
@@ -113,6 +114,7 @@ def _first_right(problem: Problem) -> Way:
         return _confirmed_in_parts(problem, problem.stored, batch)
     params = nearby(problem, problem.params)
     check_gradient(problem, losses_in_double(problem, batch), params)
+    _check_sum(problem, params)
     failures = []
     _BACKWARDS[problem] = frozenset()
     for candidate in WAYS:
@@ -197,6 +199,32 @@ def check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) 
             raise InputError(
                 f"torch's gradient by parameter {name!r} is not that of the loss (a straight-"
                 "through estimator, scale_grad_by_freq?), so that its Hessian is not defined"
+            )
+
+
+def _check_sum(problem: Problem, params: dict[str, Tensor]) -> None:
+    """An error if the gradient of a batch is not the sum over its samples, as scaled ones are not.
+
+    So it is where torch divides by how often a token occurs in the batch.
+    """
+    batch = problem.first(_ADDED)
+    leaves = [p.detach().requires_grad_() for p in params.values()]
+
+    def gradient(part: Batch) -> Sequence[Tensor]:
+        loss = losses_in_double(problem, part)(dict(zip(params, leaves, strict=True)))
+        return torch.autograd.grad(loss, leaves, materialize_grads=True)
+
+    try:
+        whole = gradient(batch)
+        parts = [gradient(part) for part in batch.split(-(-len(batch) // 2))]
+    except (RuntimeError, NotImplementedError):
+        return  # the ways of differentiating say what is the matter
+    size = max(float(g.norm()) for g in whole)
+    for name, together, *apart in zip(params, whole, *parts, strict=True):
+        if float((together - torch.stack(apart).sum(0)).norm()) > 1e-6 * size:
+            raise InputError(
+                f"the gradient by parameter {name!r} of several samples is not the sum of those of "
+                "single ones (scale_grad_by_freq?), so that it is not that of the loss"
             )
 
 

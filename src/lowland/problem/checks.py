@@ -25,7 +25,13 @@ _CHECKPOINTED = (
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Every parameter and buffer must hold finite numbers."""
+    """Every parameter and buffer must hold finite numbers, and gradients be those of the loss."""
+    for name, module in model.named_modules():
+        if getattr(module, "scale_grad_by_freq", False):
+            raise InputError(
+                f"module {name!r} divides its gradient by how often a token occurs in a batch "
+                "(scale_grad_by_freq), which is not that of the loss; switch it off for measuring"
+            )
     for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, t in named:
             if nn.parameter.is_lazy(t) or t.is_meta:

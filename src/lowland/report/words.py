@@ -149,6 +149,8 @@ def _why(results: Results) -> str:
             "larger than that, so fit the training data first before looking for a remedy."
         )
     unknown = "whether its sharp directions or its size carry the gap"
+    if duality is None and results.course.stopped is not None:
+        return f"The time was up before the gap was decomposed, so it stays open {unknown}."
     if duality is None:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
     if duality.targets_dominate:

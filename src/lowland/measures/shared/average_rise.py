@@ -2,18 +2,15 @@
 
 import statistics
 
-import torch
 from torch import Tensor
 
 from lowland.budget import Work
 from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
-from lowland.measures.shared.standard_error import standard_error
 
-# Pairs of opposite perturbations, until the standard error is 1 %; two forward passes each.
-_FEWEST, _MOST, _RELATIVE = 8, 8, 0.01
-
-
+# Pairs of opposite perturbations, until the standard error is 1 %; two forward passes each. Two
+# errors held the truth in 95 % of 216 runs (tests/test_coverage.py).
+_FEWEST, _MOST, _RELATIVE = 8, 16, 0.01
 AVERAGE_RISE = Work(forwards=2 * _MOST, needs=(neighbourhood,))
 
 
@@ -31,7 +28,7 @@ def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Va
             v = scale * noise.draw()
             rises.append((near.loss(v) + near.loss(-v)) / 2 - loss)
             if pairs >= _FEWEST:
-                error = standard_error(torch.tensor(rises)) or 0.0
+                error = statistics.stdev(rises) / pairs**0.5
                 if error <= _RELATIVE * abs(statistics.fmean(rises)):
                     break
     return Value(statistics.fmean(rises), f"{len(rises)} antithetic pairs", error)
