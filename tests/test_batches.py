@@ -199,6 +199,7 @@ for targets, loss in (("labels", "cross_entropy"), ("images", "mse")):
 """
 
 
+@pytest.mark.slow
 def test_data_larger_than_the_budget_is_never_in_memory_as_a_whole():
     done = subprocess.run(
         [sys.executable, "-c", LARGE], capture_output=True, text=True, check=False

@@ -256,6 +256,7 @@ def test_every_panel_shows_numbers(study, tmp_path):
         assert all(np.isfinite(curve.y).any() for curve in curves), (panel, curves)
 
 
+@pytest.mark.slow
 def test_a_study_on_real_runs(tmp_path):
     """Every layer of real networks, from the training to the verdicts; small and badly trained."""
     study = next(study for study in STUDIES if study.name == "feng-tu:figS8")

@@ -13,7 +13,11 @@ from lowland.curvature.sample_factors import factors
 from lowland.errors import InputError
 from lowland.problem import Problem
 
-LOSSES = ["cross_entropy", "normalized_cross_entropy", "mse"]
+LOSSES = [
+    "cross_entropy",
+    pytest.param("normalized_cross_entropy", marks=pytest.mark.slow),
+    pytest.param("mse", marks=pytest.mark.slow),
+]
 
 
 def test_linear_regression_is_two_over_n_x_transposed_x():

@@ -14,7 +14,11 @@ from lowland.curvature.operators import Remainder
 from lowland.errors import InputError
 from lowland.problem import Problem
 
-LOSSES = ["cross_entropy", "normalized_cross_entropy", "mse"]
+LOSSES = [
+    "cross_entropy",
+    pytest.param("normalized_cross_entropy", marks=pytest.mark.slow),
+    pytest.param("mse", marks=pytest.mark.slow),
+]
 
 
 def jacobian(problem: Problem) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ def test_the_standard_error_covers_the_truth_at_its_rate():
     assert abs(bias) <= 4 * torch.tensor([f.value for f in found]).std() / 200**0.5
 
 
+@pytest.mark.slow
 def test_passes_stop_when_the_error_is_small_enough():
     problem = CASES["mlp-gelu"].problem(n=9)
     chosen, _ = curved(problem)

@@ -63,6 +63,7 @@ def test_random_shifts_give_the_diagonal_within_its_error(name, whole):
         assert at.size < 8 or spread < 4, at.parameter
 
 
+@pytest.mark.slow
 def test_a_hessian_of_too_many_outputs_is_estimated_as_a_whole(monkeypatch):
     monkeypatch.setattr("lowland.curvature.shared_jacobians.MOST_OUTPUTS", 0)
     problem = CASES["transformer"].problem(n=9)

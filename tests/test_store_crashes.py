@@ -45,6 +45,7 @@ for i in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_whole_runs_only(tmp_path):
     place, moments = tmp_path / "store", random.Random(0)
     leftovers = 0

@@ -107,6 +107,7 @@ def test_impossible_depths_are_told(depth, width):
         wide_resnet(depth, width)
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_wide_resnet_is_that_of_its_hessian():
     """Against a plain one: with double precision, columns of the Hessian from autograd."""
     torch.manual_seed(0)

@@ -64,7 +64,10 @@ def test_what_is_seen_through_is_all_but_what_is_named(name):
     assert unused(problem) == (["other.weight", "other.bias"] if name == "unused" else [])
 
 
-@pytest.mark.parametrize(("loss", "batch_size"), [("cross_entropy", 3), ("mse", 1), ("mse", 4)])
+@pytest.mark.parametrize(
+    ("loss", "batch_size"),
+    [("cross_entropy", 3), *(pytest.param("mse", n, marks=pytest.mark.slow) for n in (1, 4))],
+)
 @pytest.mark.parametrize("name", ZOO)
 def test_exact_blocks_are_dense_autograds_at_every_batch_size(name, loss, batch_size):
     problem = make(name, loss, batch_size=batch_size)

@@ -144,8 +144,12 @@ def test_the_answer_gives_the_range_over_layers():
     )
 
 
+LARGER = [(30, 60, 20), (64, 100, 25)]
+
+
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "expected"), [(4, 5, 1), (30, 30, 10), (30, 60, 20), (64, 100, 25)]
+    ("outputs", "inputs", "expected"),
+    [(4, 5, 1), (30, 30, 10), *(pytest.param(*s, marks=pytest.mark.slow) for s in LARGER)],
 )
 def test_sharp_directions_are_the_papers_share_of_a_layer(outputs, inputs, expected):
     """10 of 900; of a layer with more than 4,096 weights, half of the 50 that are computed."""
