@@ -139,16 +139,16 @@ def test_a_split_that_does_not_fit_has_directions_from_some_samples(one_second):
 
 def test_a_measure_on_a_subset_says_so_and_is_near_its_value_on_all():
     problem = network(1)
-    known = registered()["fisher_trace"]
+    known = registered()["trace"]
     value = Subset(problem, 128).value(known)
-    assert value.method == "exact; on 128 of 512 samples, stratified"
+    assert value.method == "exact, by layer structure; on 128 of 512 samples, stratified"
     full = known.function(problem).value
     assert abs(value.value - full) <= 4 * value.stderr
     assert value.stderr < full
 
 
 # The spectra of small networks take seconds, on each of a subset and its groups.
-CHEAP = ("trace", "normalized_sharpness", "fisher_trace", "expected_sharpness", "sam_sharpness")
+CHEAP = ("trace", "normalized_sharpness", "expected_sharpness", "sam_sharpness")
 
 
 @pytest.mark.slow
@@ -172,8 +172,12 @@ def test_two_errors_of_a_subset_hold_the_value_on_all_samples(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["effective_dimension", "near_zero_share", "pac_bayes", "flat_box"]
+    "name", ["effective_dimension", "near_zero_share", "pac_bayes", "flat_box", "fisher_trace"]
 )
 def test_what_a_subset_does_not_tell_is_computed_on_all_samples(name):
-    """Its bias is not of order 1/n: the effective dimension of 64 samples is half that of 512."""
+    """Its bias is not of order 1/n: the effective dimension of 64 samples is half that of 512.
+
+    And squared gradients of a fitted network are those of few samples, which a subset may miss:
+    two errors of the Fisher trace held the truth in 83 %.
+    """
     assert not registered()[name].sampled

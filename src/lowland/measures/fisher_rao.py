@@ -14,7 +14,6 @@ from lowland.problem import Problem
     "up: the diagonal form of w^T F w, whose value with the whole empirical Fisher matrix F is the "
     "part inner_product.",
     citation="Liang et al., AISTATS 2019; Tsuzuku et al., ICML 2020, Eq. 25",
-    sampled=True,
     sharper="higher",
     cost=Work(needs=(sample_gradients,)),
     invariant=("layers", "units"),

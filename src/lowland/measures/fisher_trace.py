@@ -13,7 +13,6 @@ from lowland.problem import Problem
     definition="The mean squared length of the samples' own gradients, which is the trace of the "
     "empirical Fisher matrix.",
     citation="Jastrzebski et al., ICML 2021",
-    sampled=True,
     sharper="higher",
     cost=Work(needs=(sample_gradients,)),
 )

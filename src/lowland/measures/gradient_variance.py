@@ -13,7 +13,6 @@ from lowland.problem import Problem
     definition="How far the samples' own gradients scatter about their mean: the noise of "
     "stochastic gradients of one sample.",
     citation="Jiang et al., ICLR 2020",
-    sampled=True,
     sharper="higher",
     cost=Work(needs=(sample_gradients,)),
 )
