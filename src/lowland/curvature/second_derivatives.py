@@ -198,7 +198,8 @@ def check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) 
         if min(misses) > 1e-2 * float(g.norm()):
             raise InputError(
                 f"torch's gradient by parameter {name!r} is not that of the loss (a straight-"
-                "through estimator, scale_grad_by_freq?), so that its Hessian is not defined"
+                "through estimator, or a row that padding_idx keeps from learning and another use "
+                "reads?), so that its Hessian is not defined"
             )
 
 
