@@ -4,8 +4,8 @@ A number has one name and one meaning from where it is computed to where it is d
 computes, and nothing needs torch.
 """
 
-from lowland.findings.change import Change, Differences, Part, Solution
-from lowland.findings.convergence import Convergence, State
+from lowland.findings.change import Change, Compared, Differences, Part, Solution
+from lowland.findings.convergence import STEEP, Convergence, State
 from lowland.findings.document import (
     FORMAT,
     Check,
@@ -20,14 +20,31 @@ from lowland.findings.document import (
     from_json,
     to_json,
 )
-from lowland.findings.encoding import encode
+from lowland.findings.encoding import decode, encode
+from lowland.findings.landscape import (
+    HOLDS,
+    Axis,
+    AxisKind,
+    Landscape,
+    Line,
+    Mark,
+    Normalisation,
+    Path,
+    Quadratic,
+    Route,
+    Surface,
+)
+from lowland.findings.spectrum import WholeSpectrum
 from lowland.findings.split import (
+    LOST_GAP,
+    SOLVED_LOSSES,
     TRUSTED,
     Approximations,
     BasisKind,
     Decomposition,
     Decompositions,
     Directions,
+    DualKind,
     Fit,
     Gauge,
     Intervals,
@@ -35,42 +52,62 @@ from lowland.findings.split import (
     PairValues,
     Setting,
     SharpRule,
+    Solving,
     Totals,
     Widths,
 )
 
 __all__ = [
     "FORMAT",
+    "HOLDS",
+    "LOST_GAP",
+    "SOLVED_LOSSES",
+    "STEEP",
     "TRUSTED",
     "Approximations",
+    "Axis",
+    "AxisKind",
     "BasisKind",
     "Change",
     "Check",
+    "Compared",
     "Convergence",
     "Course",
     "Decomposition",
     "Decompositions",
     "Differences",
     "Directions",
+    "DualKind",
     "Fit",
     "Gauge",
     "Intervals",
+    "Landscape",
     "LayerRow",
+    "Line",
+    "Mark",
     "MeasureRow",
+    "Normalisation",
     "Origin",
     "Outcome",
     "PairValues",
     "Part",
+    "Path",
+    "Quadratic",
     "Results",
+    "Route",
     "Scalar",
     "Setting",
     "SharpRule",
     "Solution",
+    "Solving",
     "State",
     "Subject",
+    "Surface",
     "Totals",
     "TrainingRecord",
+    "WholeSpectrum",
     "Widths",
+    "decode",
     "encode",
     "from_json",
     "to_json",

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from lowland.findings.convergence import Convergence
 from lowland.findings.document import Outcome
-from lowland.findings.split import Gauge
+from lowland.findings.landscape import Surface
+from lowland.findings.split import Decomposition, DualKind, Gauge
 
-# Training losses that differ by at most this share of the difference of the gaps are comparable.
-ALIKE = 0.5
+# Training losses that differ by at most this share of the difference of the gaps are comparable;
+# and by at most the second, if the loss of one of them still falls and that of the other does not.
+ALIKE, ALIKE_UNFINISHED = 0.5, 0.1
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Differences:
     created: str  # ISO 8601
     command: str | None
     gauge: Gauge
+    dual: DualKind
     solutions: tuple[Solution, Solution]
     paired_gaps: tuple[float, float]
     pairs: int  # that both have
@@ -66,10 +69,22 @@ class Differences:
         """Whether both fit their training data comparably, so that the smaller gap is the better.
 
         Both are trained, and their training losses differ by at most half of what their gaps differ
-        by. The gaps then decide which of the test losses is the smaller one.
+        by, or a tenth if only one is finished. The gaps then decide which of the test losses is the
+        smaller one.
         """
         losses = [side.outcome.train_loss for side in self.solutions]
-        if None in losses or any(s.convergence.state == "untrained" for s in self.solutions):
+        states = [side.convergence.state for side in self.solutions]
+        if None in losses or "untrained" in states:
             return False
         first, second = (loss for loss in losses if loss is not None)
-        return abs(second - first) <= ALIKE * abs(self.change.value)
+        share = ALIKE_UNFINISHED if states.count("unfinished") == 1 else ALIKE
+        return abs(second - first) <= share * abs(self.change.value)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two solutions with what was compared of them, and the surfaces around them if there are."""
+
+    results: Differences
+    sides: tuple[Decomposition, Decomposition]
+    surfaces: tuple[Surface | None, Surface | None] = (None, None)

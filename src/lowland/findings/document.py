@@ -9,10 +9,12 @@ import numpy as np
 from lowland.errors import InputError
 from lowland.findings.convergence import Convergence
 from lowland.findings.encoding import Arrays, decode, encode
+from lowland.findings.landscape import Landscape
+from lowland.findings.spectrum import WholeSpectrum
 from lowland.findings.split import Decomposition, LayerRow
 
 # Goes up by one whenever a type below, or one that it holds, changes.
-FORMAT = 5
+FORMAT = 7
 
 Scalar = bool | int | float | str | None
 
@@ -143,6 +145,9 @@ class Results:
     measures: tuple[MeasureRow, ...]
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
+    versions: dict[str, str] = field(default_factory=dict)  # of what computed it, by name
+    spectrum: WholeSpectrum | None = None  # where a measure asked for it
+    landscape: Landscape | None = None
 
     @property
     def comparable(self) -> Decomposition | None:

@@ -2,20 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lowland.errors import InputError
+from lowland.figures import draw_split, drawn_on, picture
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # A dual that misses the activities or the losses by more than this explains another network's gap.
 TRUSTED = 0.1
+# One that solves for the outputs should solve nearly all of them: the losses of all pairs within
+# this share, and no more of the gap lost with pairs that were not solved.
+SOLVED_LOSSES, LOST_GAP = 0.01, 0.05
 
 BasisKind = Literal["hessian", "ggn", "fisher"]
 Gauge = Literal["given", "balanced"]
+DualKind = Literal["activity", "output"]  # what dual weights reproduce
 SharpRule = Literal["number", "share", "drop", "variance"]
 Interval = tuple[float, float]
 
@@ -25,6 +30,10 @@ class Setting:
     """What was decomposed, and how."""
 
     layer: str
+    dual: DualKind  # activity: what the layer puts out; output: what the network does
+    joint: (
+        bool  # whether the dual weights are one shift of several layers, of which this has a part
+    )
     basis: BasisKind  # whose eigenvectors the directions are
     gauge: Gauge  # balanced: hidden units rescaled to equal norms in and out
     pairing: str  # which samples are paired, in words
@@ -43,6 +52,7 @@ class Intervals:
     paired_gap: Interval
     sharp: Interval
     flat: Interval
+    difference: Interval  # sharp - flat, both of the same pairs: on which side of 0 is it?
 
 
 @dataclass(frozen=True)
@@ -66,24 +76,70 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class Solving:
+    """How dual weights that reproduce the network's outputs were found.
+
+    They are solutions of nonlinear equations, and of least norm only among those near by. So some
+    pairs are solved again from random starts: the spreads say how much depends on the start.
+    """
+
+    matched: int  # numbers of a sample's outputs that were matched
+    outputs: int  # that the loss can see; if more, those matched are random combinations of them
+    solved: float  # the share of pairs
+    relative_norm: float  # mean |dW| / |W|
+    along: float  # median share of dW along the solution set; 0 where it is shortest
+    half_split: float  # the sharp share of one half of the pairs less that of the other
+    starts: int  # of each of the pairs that were solved again; 0 if none were
+    started: int  # how many pairs these were
+    norm_spread: float  # mean of the longest solution over the shortest, less 1
+    share_spread: float  # between starts: the largest sharp share less the smallest
+
+
+@dataclass(frozen=True)
 class Fit:
     """How well the dual weights stand for the data."""
 
     pairs: int  # that have a dual shift
     excluded: int  # pairs that have none, left out of every sum
     excluded_gap: float  # what the excluded pairs carry: the sum of their gaps over all pairs
+    excluded_share: float  # the same by the inputs' part of the gap, as a share of it
     degenerate: dict[str, int]  # odd cases by kind
     positions: int  # T, what a sample shows the layer
-    rank: float  # mean number of singular values of X that the dual uses
+    rank: float  # mean number of singular values used: of X, or of the Jacobian of the outputs
     full_rank: int  # the largest possible
-    duality_residual: float  # largest |dW X - W dX| / |W dX|
+    duality_residual: float  # largest |dW X - W dX| / |W dX|, or |f(W + dW, x) - f(W, x')| / |df|
     mean_residual: float
     loss_defect: float  # mean |l(w + dW, x) - l(w, x')|, as a share of mean |dl|
+    solving: Solving | None = None  # of a dual that reproduces outputs: its defect is of all pairs
 
     @property
     def trusted(self) -> bool:
-        """Whether the dual weights stand for the data: activities and losses within 10 %."""
+        """Whether the dual weights stand for the data.
+
+        Activities and losses within 10 %; or, of the output-level dual, the losses of all pairs
+        within 1 %, and less than 5 % of the gap in pairs that were not solved.
+        """
+        if self.solving is not None:
+            return self.loss_defect <= SOLVED_LOSSES and self.excluded_share <= LOST_GAP
         return self.mean_residual <= TRUSTED and self.loss_defect <= TRUSTED
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the dual weights do not stand for the data, in words; None where they do."""
+        if self.trusted:
+            return None
+        if self.solving is None:
+            return (
+                f"activities are missed by {self.mean_residual:.0%}, "
+                f"losses by {self.loss_defect:.0%}"
+            )
+        solved = f"{self.solving.solved:.0%} of the pairs were solved"
+        if self.solving.solved < 0.5:
+            return f"the outputs cannot be reached through this layer: {solved}"
+        return (
+            f"{solved}, losses are missed by {self.loss_defect:.1%}, and "
+            f"{self.excluded_share:.0%} of the gap is in pairs that were not solved"
+        )
 
 
 @dataclass(frozen=True)
@@ -142,9 +198,11 @@ class LayerRow:
     """One layer's line in a table of layers."""
 
     layer: str
+    dual: DualKind
     explained: float  # dual_gap / paired_gap
     sigma_g: float  # sqrt(total_g)
     sigma_w: float  # sqrt(total_w_data)
+    carried: float  # what of the paired gap its dual weights stand for: all, unless they are joint
     dual_gap: float
     sharp: float
     flat: float
@@ -153,6 +211,7 @@ class LayerRow:
     mean_residual: float
     loss_defect: float
     trusted: bool
+    doubt: str | None  # why it is not trusted
     directions: int
     positions: int
     rank: float
@@ -286,7 +345,7 @@ class Decomposition:
 
     @property
     def trusted(self) -> bool:
-        """Whether the dual weights stand for the data: activities and losses within 10 %."""
+        """Whether the dual weights stand for the data: see :attr:`Fit.trusted`."""
         return self.fit.trusted
 
     @property
@@ -295,9 +354,11 @@ class Decomposition:
         setting, totals, fit = self.setting, self.totals, self.fit
         return LayerRow(
             layer=setting.layer,
+            dual=setting.dual,
             explained=totals.dual_gap / totals.paired_gap if totals.paired_gap else 0.0,
             sigma_g=totals.total_g**0.5,
             sigma_w=totals.total_w_data**0.5,
+            carried=totals.eq9,
             dual_gap=totals.dual_gap,
             sharp=totals.sharp,
             flat=totals.flat,
@@ -306,6 +367,7 @@ class Decomposition:
             mean_residual=fit.mean_residual,
             loss_defect=fit.loss_defect,
             trusted=self.trusted,
+            doubt=fit.doubt,
             directions=setting.directions,
             positions=fit.positions,
             rank=fit.rank,
@@ -315,10 +377,18 @@ class Decomposition:
     def __repr__(self) -> str:
         doubt = "" if self.trusted else ", NO useful dual"
         return (
-            f"Decomposition(layer={self.layer!r}, paired_gap={self.paired_gap:.4g}, "
+            f"Decomposition(layer={self.layer!r}, {self.setting.dual}-level dual, "
+            f"paired_gap={self.paired_gap:.4g}, "
             f"sharp={self.sharp:.4g} in {self.n_sharp} of {self.setting.directions:,} directions, "
             f"flat={self.flat:.4g}, pairs={self.pairs}, excluded={self.excluded}{doubt})"
         )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw where the gap builds up, over the directions, on matplotlib axes."""
+        return drawn_on(draw_split, self, ax)
+
+    def _repr_html_(self) -> str:
+        return picture(draw_split, self)
 
 
 class Decompositions(Mapping[str, Decomposition]):
