@@ -1,7 +1,18 @@
 """Saved results as one self-contained HTML page; nothing here computes or imports torch."""
 
 from lowland.report.analysis_page import render
-from lowland.report.comparison_page import compared, render_comparison
+from lowland.report.comparison_page import render_comparison
+from lowland.report.comparison_words import compared
+from lowland.report.landscape_page import render_landscape
+from lowland.report.static import figure_files, notebook
 from lowland.report.words import answer
 
-__all__ = ["answer", "compared", "render", "render_comparison"]
+__all__ = [
+    "answer",
+    "compared",
+    "figure_files",
+    "notebook",
+    "render",
+    "render_comparison",
+    "render_landscape",
+]

@@ -1,14 +1,18 @@
 """The page of one analysis: collects what the template shows, and shows it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lowland.findings import Convergence, Decomposition, Results, Subject
+from lowland.findings import Convergence, Decomposition, LayerRow, Results, Solving, Subject
+from lowland.reference import zoo
 from lowland.report import numbers
 from lowland.report.figures import figures
 from lowland.report.glossary import GLOSSARY, Definition
+from lowland.report.measure_table import measure_rows
 from lowland.report.page import show
-from lowland.report.words import RULES, answer
+from lowland.report.words import RULES, answer, sure
+
+EXACT = 1e-3  # a dual that misses activities and losses by less is called so
 
 STATES = {
     "minimum": "a minimum, as far as can be told",
@@ -28,6 +32,18 @@ class Row:
     definition: str | None
     note: str = ""
     kind: str = ""  # sharp or flat: its colour
+    number: float | str = ""  # to sort by
+
+
+@dataclass(frozen=True)
+class LayerPanel:
+    """The numbers of one layer."""
+
+    name: str
+    chosen: bool
+    trusted: bool
+    dual: str
+    rows: list[Row]
 
 
 def render(results: Results) -> str:
@@ -37,19 +53,79 @@ def render(results: Results) -> str:
     scripts whose hashes it names, so that text of the user could not run even if it were not
     escaped.
     """
+    parts = figures(results)
     return show(
         "report.html.j2",
-        figures(results),
+        parts.every,
         _definitions(results),
         results.lowland,
         results=results,
+        parts=parts,
         answer=answer(results),
+        sure=sure(results),
         failed=sum(not check.passed for check in results.checks),
         cards=_cards(results),
+        layers=_layers(results),
         decomposition=_decomposition(results.duality),
         convergence=_convergence(results.convergence),
+        curvature=_curvature(results),
+        measures=measure_rows(results),
+        families=list(dict.fromkeys(row.family for row in results.measures)),
+        ranked=zoo().comparable(results),
         making=_making(results),
     )
+
+
+def _layers(results: Results) -> list[LayerPanel]:
+    """The numbers of each layer, of which one is shown at a time."""
+    chosen = results.duality.layer if results.duality is not None else None
+    names = [row.layer for row in results.layer_rows]
+    first = names.index(chosen) if chosen in names else 0
+    return [
+        LayerPanel(row.layer, i == first, row.trusted, _dual(row), _layer(row))
+        for i, row in enumerate(results.layer_rows)
+    ]
+
+
+def _layer(row: LayerRow) -> list[Row]:
+    shown = (
+        ("sharp", row.sharp, "Sharp part", numbers.number(row.sharp, 3), "sharp"),
+        ("flat", row.flat, "Flat part", numbers.number(row.flat, 3), "flat"),
+        ("explained", row.explained, "Explained", numbers.percent(row.explained, 0), ""),
+        ("total_g", row.sigma_g, "‖σ_{g}‖", numbers.number(row.sigma_g, 3), ""),
+        ("total_w", row.sigma_w, "‖σ_{w}‖", numbers.number(row.sigma_w, 3), ""),
+        ("weight_norm", row.weight_norm, "‖w‖", numbers.number(row.weight_norm, 3), ""),
+    )
+    return [
+        replace(_row(key, text, title, kind=kind), number=value if math.isfinite(value) else "")
+        for key, value, title, text, kind in shown
+    ]
+
+
+def _dual(row: LayerRow) -> str:
+    if row.trusted:
+        close = row.loss_defect < EXACT and row.mean_residual < EXACT
+        return f"{row.dual}-level, " + ("exact" if close else "approximate")
+    return f"{row.dual}-level, no useful one: {row.doubt}"
+
+
+def _curvature(results: Results) -> list[Row]:
+    """The headline numbers of the spectrum, those of measures as they have them."""
+    spectrum = results.spectrum
+    if spectrum is None:
+        return []
+    values = {row.name: row for row in results.measures}
+    rows = []
+    for name in ("largest_eigenvalue", "trace", "effective_dimension"):
+        row = values.get(name)
+        if row is not None and row.value is not None and math.isfinite(row.value):
+            error = f" ± {numbers.number(row.stderr, 2)}" if row.stderr is not None else ""
+            place = results.measures.index(row)
+            value = numbers.number(row.value) + error
+            rows.append(Row(name, row.title, value, f"measure-{place}"))
+    how = "all eigenvalues" if spectrum.exact else spectrum.method
+    rows.append(_row("products", numbers.number(spectrum.products), note=how))
+    return rows
 
 
 def _cards(results: Results) -> list[list[Row]]:
@@ -118,14 +194,36 @@ def _decomposition(duality: Decomposition | None) -> list[Row]:
     for key in ("weight_norm", "total_w", "total_w_data", "total_g"):
         rows.append(_row(key, numbers.number(getattr(totals, key))))
     for key in (
-        *("pairs", "excluded", "excluded_gap", "positions", "rank"),
+        *("pairs", "excluded", "excluded_gap", "excluded_share", "positions", "rank"),
         *("duality_residual", "mean_residual", "loss_defect"),
     ):
         rows.append(_row(key, numbers.number(getattr(fit, key))))
+    rows += _solving(fit.solving)
+    rows.append(_row("dual", f"{setting.dual}-level{', joint' if setting.joint else ''}"))
     for key in ("basis", "route", "gauge", "pairing"):
         rows.append(_row(key, getattr(setting, key)))
     odd = [f"{count:,} × {kind}" for kind, count in fit.degenerate.items() if count]
     rows.append(_row("degenerate", "; ".join(odd) or "none"))
+    return rows
+
+
+def _solving(solving: Solving | None) -> list[Row]:
+    """List how an output-level dual was found, and how much depends on where it was sought."""
+    if solving is None:
+        return []
+    matched = numbers.number(solving.matched)
+    if solving.matched < solving.outputs:
+        matched += f" random combinations of {numbers.number(solving.outputs)}"
+    rows = [
+        _row("solved", numbers.percent(solving.solved)),
+        _row("matched", matched),
+        _row("relative_norm", numbers.percent(solving.relative_norm)),
+        _row("half_split", numbers.percent(solving.half_split)),
+    ]
+    if solving.starts:
+        again = f" ({solving.started} pairs, {solving.starts} starts each)"
+        rows.append(_row("norm_spread", numbers.percent(solving.norm_spread) + again))
+        rows.append(_row("share_spread", numbers.percent(solving.share_spread) + again))
     return rows
 
 
@@ -171,6 +269,9 @@ def _making(results: Results) -> list[Row]:
     if course.stopped is not None:
         rows.append(_row("stopped", course.stopped))
     rows.append(_row("seconds", _times(results)))
+    versions = {"Lowland": results.lowland, **results.versions}
+    rows.append(_row("versions", ", ".join(f"{name} {its}" for name, its in versions.items())))
+    rows.append(_row("command", origin.command or "called from Python", title="Command"))
     return rows
 
 
@@ -199,7 +300,7 @@ def _definitions(results: Results) -> list[tuple[str, Definition]]:
     """
     definitions = [(f"def-{key}", definition) for key, definition in GLOSSARY.items()]
     for index, row in enumerate(results.measures):
-        about = Definition(row.title, row.definition, row.formula, row.citation)
+        about = Definition(row.title, row.definition, row.formula, row.citation, typed=True)
         definitions.append((f"measure-{index}", about))
     for index, check in enumerate(results.checks):
         definitions.append((f"check-{index}", Definition(check.name, check.meaning)))

@@ -2,30 +2,63 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from lowland.findings import Decomposition, LayerRow, Results
 from lowland.report import axes
-from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Vector
+from lowland.report.axes import FLAT, MEAN, NEUTRAL, SHARP, Plot, Vector
 from lowland.report.directions import OVER_DIRECTIONS
+from lowland.report.landscapes import landscape_figures
 from lowland.report.numbers import number, percent
-from lowland.report.traces import Figure, bar, drawable, trace
+from lowland.report.spectra import spectrum_figures
+from lowland.report.traces import Figure, View, bar, drawable, of_views, trace
+
+LAYER_VIEWS = {
+    "sharpness": ("sigma_g", SHARP),
+    "size": ("sigma_w", FLAT),
+    "weight norm": ("weight_norm", NEUTRAL),
+}
 
 
-def figures(results: Results) -> list[Figure]:
-    """Draw everything the results allow, in the order in which it is read."""
-    figures = []
+@dataclass(frozen=True)
+class Parts:
+    """The figures of a report, by the part that shows them."""
+
+    gap: list[Figure]
+    directions: list[Figure]
+    spectrum: list[Figure]
+    landscape: list[Figure]
+    training: list[Figure]
+
+    @property
+    def every(self) -> list[Figure]:
+        """All of them, in the order in which they are read."""
+        return [*self.gap, *self.directions, *self.spectrum, *self.landscape, *self.training]
+
+
+def figures(results: Results) -> Parts:
+    """Draw everything the results allow."""
+    gap, directions, course = [], [], []
     if results.duality is not None:
-        figures.append(split(results.outcome.gap, results.duality))
-        over_directions = (draw(title, results.duality) for draw, title in OVER_DIRECTIONS)
-        figures += [figure for figure in over_directions if figure is not None]
+        gap.append(split(results.outcome.gap, results.duality))
+        drawn = (draw(title, results.duality) for draw, title in OVER_DIRECTIONS)
+        directions = [figure for figure in drawn if figure is not None]
+    if results.layer_rows:
+        gap.append(by_layer(results.layer_rows))
     if len(results.layer_rows) > 1:
-        figures += [by_layer(results.layer_rows), norms(results.layer_rows)]
+        directions.append(norms(results.layer_rows))
     record = results.origin.training
     if record is not None and "loss" in record.curves:
-        figures.append(training(np.asarray(record.curves["loss"], dtype=float)))
-    return figures
+        course.append(training(np.asarray(record.curves["loss"], dtype=float)))
+    return Parts(
+        gap,
+        directions,
+        spectrum_figures(results.spectrum) if results.spectrum is not None else [],
+        landscape_figures(results.landscape) if results.landscape is not None else [],
+        course,
+    )
 
 
 def split(gap: float | None, duality: Decomposition) -> Figure:
@@ -45,7 +78,7 @@ def split(gap: float | None, duality: Decomposition) -> Figure:
         wide = abs(value) > 0.2 * max(abs(part) for _, part, _ in parts)
         data.append(bar(name, "paired gap", value, colour, text if wide else ""))
     caption = (
-        f"Lower bar: the {number(duality.n_sharp)} sharpest directions carry "
+        f"Lower bar: the {_sharpest(duality.n_sharp)} "
         f"{number(sharp, 3)} of the paired gap of {number(whole, 3)} and the other "
         f"{number(duality.setting.directions - duality.n_sharp)} carry {number(flat, 3)}; upper "
         "bar: the gap over all samples, which the pairs should stand for."
@@ -60,46 +93,55 @@ def split(gap: float | None, duality: Decomposition) -> Figure:
     )
     layout["margin"]["t"] = 40
     terms = ("gap", "paired_gap", "sharp", "flat", "mean_term")
-    return Figure("split", title, caption, terms, data, layout, wide=True)
+    return Figure("split", title, caption, terms, data, layout)
+
+
+def _sharpest(count: int) -> str:
+    return "sharpest direction carries" if count == 1 else f"{count:,} sharpest directions carry"
 
 
 def by_layer(rows: Sequence[LayerRow]) -> Figure:
-    """Draw the sharp and the flat part in every layer that has a useful dual."""
+    """Draw what determines the gap in every layer: its parts, or sharpness, size and norm."""
     title = "Layer by layer"
     useful = [row for row in rows if row.trusted]
     if not useful:
         return Figure("layers", title, "Not drawn: no layer has a useful dual.")
-    places = [f"{rows.index(row) + 1}" for row in useful]
-    data = []
-    for name, values, colour in (
-        ("sharp part", [row.sharp for row in useful], SHARP),
-        ("flat part", [row.flat for row in useful], FLAT),
-    ):
-        data.append(
-            {
-                "type": "bar",
-                "name": name,
-                "x": places,
-                "y": axes.values(np.array(values)),
-                "marker": {"color": colour},
-                "hovertemplate": f"{name}: %{{y:.4g}}<extra></extra>",
-            }
-        )
+    places = np.array([rows.index(row) + 1 for row in useful])
+    parts = {"sharp part": ("sharp", SHARP), "flat part": ("flat", FLAT)}
+    views = [View("parts of the gap", *_layer_bars(useful, places, len(rows), parts))]
+    for label, (name, colour) in LAYER_VIEWS.items():
+        bars = _layer_bars(useful, places, len(rows), {label: (name, colour)})
+        views.append(View(label, *bars))
     caption = (
-        "The paired gap once for each layer that all data passes through, from input to output "
-        "(numbers as in the table): it is the same gap seen in other weights, so what differs is "
-        "how much of it lies in the sharp directions."
+        "The same gap seen in the weights of each layer: what differs is how much of it lies in "
+        "sharp directions. Choose a layer below, or by a click on its bar."
     )
     if len(useful) < len(rows):
         caption += f" ({number(len(rows) - len(useful))} without a useful dual are left out.)"
-    layout = axes.layout(
-        axes.linear_axis("layer") | {"type": "category", "zeroline": False},
-        axes.linear_axis("part of the paired gap"),
-        barmode="relative",
-        bargap=0.4,
-        **axes.legend(),
-    )
-    return Figure("layers", title, caption, ("sharp", "flat"), data, layout)
+    return of_views("layers", title, caption, views, ("sharp", "flat", "total_g", "total_w"))
+
+
+def _layer_bars(
+    rows: Sequence[LayerRow], places: Vector, count: int, series: dict[str, tuple[str, str]]
+) -> tuple[list[Plot], Plot]:
+    """Bars over the layers, and their layout."""
+    data: list[Plot] = [
+        {
+            "type": "bar",
+            "name": label,
+            "x": axes.values(places),
+            "y": axes.values(np.array([getattr(row, name) for row in rows], dtype=float)),
+            "marker": {"color": colour},
+            "hovertemplate": f"layer %{{x}}, {label}: %{{y:.4g}}<extra></extra>",
+        }
+        for label, (name, colour) in series.items()
+    ]
+    across = axes.linear_axis("layer, from input to output") | {"zeroline": False}
+    across |= {"range": [0.4, count + 0.6], "dtick": max(1, math.ceil(count / 20))}
+    up = "part of the paired gap" if len(series) > 1 else next(iter(series))
+    more = axes.legend() if len(series) > 1 else {}
+    layout = axes.layout(across, axes.linear_axis(up), barmode="relative", bargap=0.4, **more)
+    return data, layout
 
 
 def norms(rows: Sequence[LayerRow]) -> Figure:

@@ -20,6 +20,7 @@ class Definition:
     text: str
     formula: str = ""
     source: str = ""
+    typed: bool = False  # whether the formula is one of a measure's, see `mathml`
 
 
 def _duality(title: str, text: str, formula: str, where: str) -> Definition:
@@ -157,9 +158,51 @@ GLOSSARY: dict[str, Definition] = {
         "sequence, the patches under a convolution's kernel.",
     ),
     "rank": Definition(
-        "Rank of the positions",
+        "Rank",
         "How many independent combinations of its positions the dual of a sample rests on, on "
-        "average; singular values that rounding makes meaningless are left out.",
+        "average, or how many outputs it moves independently; singular values that rounding makes "
+        "meaningless are left out.",
+    ),
+    "dual": Definition(
+        "Dual",
+        "What the dual weights reproduce. Activity-level: what the layer puts out for the test "
+        "sample, as Feng & Tu have it; exact where all data passes through the layer. "
+        "Output-level: what the whole network puts out for it, with the least change of this "
+        "layer's weight; it also exists where data goes around the layer, as in residual networks "
+        "and Transformers.",
+        "f(w + Δw_{k}, x_{k}) = f(w, x′_{k})",
+    ),
+    "excluded_share": Definition(
+        "Share of the gap left out",
+        "What the pairs without a dual carry, as a share of the paired gap.",
+        "|Σ_{k left out} Δl_{k}| / |Σ_{k} Δl_{k}|",
+    ),
+    "solved": Definition(
+        "Pairs solved", "The share of pairs whose outputs a change of this layer's weight reaches."
+    ),
+    "matched": Definition(
+        "Outputs matched",
+        "How many numbers of a sample's outputs the dual weights give it; class scores count "
+        "without a shift that they have in common. Where the loss sees more, random combinations "
+        "of them are matched.",
+    ),
+    "relative_norm": Definition(
+        "Size of the dual shifts",
+        "The mean length of the dual shifts, as a share of the weight's own.",
+        "⟨‖Δw_{k}‖⟩_{k} / ‖w‖",
+    ),
+    "half_split": Definition(
+        "Difference between halves",
+        "How much the sharp share of the gap differs between two halves of the pairs.",
+    ),
+    "norm_spread": Definition(
+        "Spread of norms over starts",
+        "The dual shifts are of least norm only among those near by. Some pairs were solved again "
+        "from random starts: the mean excess of their longest solution over the shortest.",
+    ),
+    "share_spread": Definition(
+        "Spread of the sharp share over starts",
+        "For the same pairs, the largest sharp share of the gap less the smallest.",
     ),
     "mean_residual": _duality(
         "Mean duality residual",
@@ -406,4 +449,76 @@ GLOSSARY: dict[str, Definition] = {
         "A check computes something whose true value is known and passes when it misses that by "
         "no more than the limit.",
     ),
+    # The spectrum
+    "hessian": Definition(
+        "Hessian",
+        "The matrix of second derivatives of the training loss by all weights. Its eigenvalues are "
+        "the curvatures of the loss along as many directions.",
+        "H = ∂^{2}L / ∂w∂w",
+    ),
+    "density": Definition(
+        "Density of eigenvalues",
+        "How large a share of all eigenvalues lies around a value, per unit. It is on a "
+        "logarithmic scale, so that single eigenvalues among thousands can be seen.",
+        "p(x) = mean over n of N(x; λ_{n}, bandwidth^{2})",
+        "Ghorbani, Krishnan & Xiao, ICML 2019",
+    ),
+    "eigenvalue_residual": Definition(
+        "Residual of an eigenvalue",
+        "How far the vector found is from being an eigenvector. By Weyl's inequality the matrix "
+        "has an eigenvalue within this distance of the value.",
+        "|H v − λ v|, |v| = 1",
+    ),
+    "products": Definition(
+        "Products",
+        "How many times the Hessian was multiplied by a vector, each the work of about two "
+        "gradients of the training loss.",
+    ),
+    # The landscape
+    "landscape": Definition(
+        "Loss landscape",
+        "The loss at weights beside the analysed ones, along two directions of weight space. It "
+        "is a cut through very many directions: what it shows is there, what it does not show may "
+        "be elsewhere.",
+        "L(w + x d_{1} + y d_{2})",
+        "Li et al., Visualizing the loss landscape of neural nets, NeurIPS 2018",
+    ),
+    "filter_norm": Definition(
+        "Filter-wise directions",
+        "Each filter of a convolution, and each row of a dense layer, of a random direction has "
+        "the length of the weights there. Without it, rescaling a network would flatten its "
+        "picture.",
+        "d_{i} ← d_{i} |w_{i}| / |d_{i}|",
+        "Li et al., NeurIPS 2018",
+    ),
+    "quadratic": Definition(
+        "Local quadratic",
+        "What the loss would be if slope and curvature at the centre told everything. Its "
+        "curvature is computed from the Hessian, not from the curve, and is compared with the "
+        "curve's own.",
+        "L + x d^{T}g + x^{2} d^{T}H d / 2",
+    ),
+    "barrier": Definition(
+        "Barrier",
+        "The most that the training loss rises on a way between two minima above the straight "
+        "line between the losses at its ends.",
+        "max_{t} L(t) − (1 − t) L(0) − t L(1)",
+        "Frankle et al., ICML 2020",
+    ),
+    # The table of measures
+    "among": Definition(
+        "Among reference models",
+        "The share of the reference models with a lower value than this one; a band where the "
+        "value's error leaves it open. It is given only to networks of like size and loss.",
+    ),
+    "unchanged": Definition(
+        "Unchanged by",
+        "Rescalings that leave the measure as it is. L: one layer against the next, U: each hidden "
+        "unit, neither of which changes the function; O: the last layer, which changes no "
+        "decision. A measure that these do change compares only networks that were parametrised "
+        "and trained alike.",
+        "",
+        "Dinh et al., ICML 2017; Tsuzuku et al., ICML 2020",
+    ),
+    "versions": Definition("Versions", "Of the programs that computed this."),
 }

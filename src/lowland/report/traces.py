@@ -14,11 +14,20 @@ from lowland.report.numbers import number
 
 
 @dataclass(frozen=True)
+class View:
+    """One of the ways to look at a figure, which a reader chooses by its label."""
+
+    label: str
+    data: list[Plot]
+    layout: Plot
+
+
+@dataclass(frozen=True)
 class Figure:
     """One picture with the sentence that says what to see in it.
 
     Without `data` it was not drawn, and the caption says why. `terms` are the glossary entries of
-    what the axes show.
+    what the axes show. With `others` there is a choice of views, of which the first is `label`.
     """
 
     key: str
@@ -28,6 +37,29 @@ class Figure:
     data: list[Plot] = field(default_factory=list)
     layout: Plot = field(default_factory=dict)
     wide: bool = False
+    tall: bool = False
+    label: str = ""
+    others: tuple[View, ...] = ()
+    notes: tuple[str, ...] = ()  # below the caption, such as the names of numbered points
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """All ways to look at it; none if it was not drawn."""
+        return (View(self.label, self.data, self.layout), *self.others) if self.data else ()
+
+    @property
+    def turns(self) -> bool:
+        """Whether it is a body in space."""
+        return "scene" in self.layout
+
+
+def of_views(
+    key: str, title: str, caption: str, views: list[View], terms: tuple[str, ...] = (), **more: Any
+) -> Figure:
+    """A figure with a choice of views."""
+    first, *rest = views
+    more |= {"label": first.label, "others": tuple(rest)}
+    return Figure(key, title, caption, terms, first.data, first.layout, **more)
 
 
 def sharp_and_flat(

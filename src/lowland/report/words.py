@@ -6,9 +6,10 @@ initial weights on the flat part (Sec. 4.2), on their networks and data.
 """
 
 import math
+from dataclasses import dataclass
 from typing import TypeGuard
 
-from lowland.findings import Convergence, Decomposition, Outcome, Results
+from lowland.findings import STEEP, Convergence, Decomposition, Outcome, Results
 from lowland.report.numbers import number, percent
 
 # A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
@@ -16,7 +17,7 @@ from lowland.report.numbers import number, percent
 NEGLIGIBLE_SHARE = 0.02
 NEGLIGIBLE_NATS = 1e-3
 
-# With fewer test samples, or pairs, no error bar is to be trusted and nothing is suggested.
+# With fewer samples, or pairs, no error bar is to be trusted and nothing is suggested.
 FEW = 10
 
 # A training loss above this share of the best constant prediction's is an underfitted one, and
@@ -34,6 +35,9 @@ RULES = {
     "variance": ", by half of the gradient variance",
 }
 
+# By which dual, where it is not the paper's.
+DUALS = {"activity": "", "output": ", by the output-level dual"}
+
 FLATTER = "larger learning rate, smaller batches, SAM"
 SMALLER = "weight decay, smaller initial weights"
 
@@ -48,6 +52,58 @@ def answer(results: Results) -> str:
             "minimum, so train it further before looking for a remedy."
         )
     return f"{_what(results)} {_why(results)}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that makes the answer more or less sure; None if it leaves it open."""
+
+    words: str
+    good: bool | None
+
+
+def sure(results: Results) -> list[Fact]:
+    """Say what the answer rests on: the gap's error, the split's, the checks, the convergence."""
+    facts = []
+    gap, noise = results.outcome.gap, _noise(results)
+    if _finite(gap) and noise is not None:
+        told = abs(gap) > noise and results.subject.test_samples >= FEW
+        words = f"gap {number(gap, 3)} ± {number(noise, 2)} (two standard errors, "
+        words += f"{_counted(results.subject.test_samples, 'test sample')})"
+        facts.append(Fact(words, told or None))
+    else:
+        facts.append(Fact("the error of the gap is not known", None))
+    duality = results.duality
+    if duality is not None and duality.trusted:
+        intervals = duality.totals.intervals
+        (low, high), (least, most) = intervals.sharp, intervals.flat
+        less, more = intervals.difference
+        if all(map(_finite, (low, high, least, most, less, more))):
+            words = f"sharp part {number(low, 2)} to {number(high, 2)}, flat part "
+            words += f"{number(least, 2)} to {number(most, 2)}, their difference "
+            words += f"{number(less, 2)} to {number(more, 2)} (95 % intervals)"
+            facts.append(Fact(words, True if _told_apart(duality) else None))
+    elif duality is not None:
+        facts.append(Fact("the dual weights do not stand for the data", False))
+    failed = sum(not check.passed for check in results.checks)
+    if results.checks:
+        count = len(results.checks)
+        words = f"{failed} of {count} checks failed" if failed else f"all {count} checks passed"
+        facts.append(Fact(words, not failed))
+    state = results.convergence.state
+    words = {
+        "minimum": "at a minimum, as far as can be told",
+        "unfinished": "not at a minimum yet",
+        "untrained": "not trained",
+        "unknown": "not known whether this is a minimum",
+    }[state]
+    facts.append(Fact(words, None if state == "unknown" else state == "minimum"))
+    if _finite(gap) and gap > 0 and _underfitted(results, gap):
+        facts.append(Fact("the training data are not fitted yet", False))
+    if results.course.samples is not None:
+        few = number(results.course.samples)
+        facts.append(Fact(f"some numbers are from {few} samples, for lack of time", None))
+    return facts
 
 
 def standing(convergence: Convergence) -> str | None:
@@ -70,8 +126,11 @@ def _unfinished(results: Results) -> str:
         )
     why = []
     if reached.steep and reached.gradient is not None and reached.gradient_noise is not None:
-        times = reached.gradient / reached.gradient_noise if reached.gradient_noise else math.inf
-        why.append(f"its gradient is {number(times, 2)} times what chance leaves of none")
+        times = reached.gradient / reached.gradient_noise
+        why.append(
+            f"its gradient is {number(times, 2)} times its error from sample to sample, where "
+            f"finished trainings leave {number(STEEP, 2)} at most"
+        )
     if reached.falling:
         why.append(f"the last tenth of the epochs took {percent(reached.fall, 0)} off it")
     if reached.saddle and reached.curvature is not None:
@@ -150,7 +209,8 @@ def _why(results: Results) -> str:
         )
     unknown = "whether its sharp directions or its size carry the gap"
     if duality is None and results.course.stopped is not None:
-        return f"The time was up before the gap was decomposed, so it stays open {unknown}."
+        ended = "It was interrupted" if results.course.interrupted else "The time was up"
+        return f"{ended} before the gap was decomposed, so it stays open {unknown}."
     if duality is None:
         return f"The activity-weight duality was not available here, so it stays open {unknown}."
     if duality.targets_dominate:
@@ -163,9 +223,10 @@ def _why(results: Results) -> str:
     if not duality.trusted:
         misses = duality.fit.mean_residual, duality.fit.loss_defect  # of activities, of losses
         size = percent(max(misses), 0) if all(map(_finite, misses)) else "unknown"
+        why = f"relative error: {size}" if duality.fit.solving is None else duality.fit.doubt
         return (
-            f"The activity-weight duality is too rough in {layer} "
-            f"(relative error: {size}), so it stays open {unknown}."
+            f"The activity-weight duality is too rough in {layer} ({why}), so it stays open "
+            f"{unknown}."
         )
     whole = duality.eq9
     if not all(map(_finite, (whole, duality.eq11, duality.sharp, duality.flat))):
@@ -176,7 +237,12 @@ def _why(results: Results) -> str:
             f"{layer}), so it stays open {unknown}."
         )
     low, high = duality.totals.intervals.paired_gap
-    if duality.pairs < FEW or low <= 0 <= high:
+    if duality.pairs < FEW:
+        return (
+            f"It has only {_counted(duality.pairs, 'pair')} of test and training samples, too few "
+            f"to tell the gap between them from chance, so it stays open {unknown}."
+        )
+    if low <= 0 <= high:
         return (
             f"Its {_counted(duality.pairs, 'pair')} of test and training samples do not tell "
             f"the gap between them from chance ({number(low, 3)} to {number(high, 3)} in {layer}), "
@@ -198,14 +264,10 @@ def _verdict(results: Results, duality: Decomposition, gap: float) -> str:
         if abs(whole - gap) <= 0.1 * gap
         else f"the gap between paired samples ({number(whole, 3)})"
     )
-    sharpest = (
-        f"the {number(n_sharp)} sharpest of {total} weight directions of layer "
-        f"'{layer}'{RULES[duality.setting.n_sharp_rule]}"
-    )
-    flatter = (
-        f"the {number(n_flat)} flatter of {total} weight directions of layer "
-        f"'{layer}'{RULES[duality.setting.n_sharp_rule]}"
-    )
+    few = duality.setting.n_sharp_rule == "share" and duality.setting.directions < 90
+    rule = ", one at least" if few else RULES[duality.setting.n_sharp_rule]
+    of = f"of {total} weight directions of layer '{layer}'{rule}{DUALS[duality.setting.dual]}"
+    sharpest, flatter = f"the {number(n_sharp)} sharpest {of}", f"the {number(n_flat)} flatter {of}"
     if abs(mean) > max(sharp, flat):
         return (
             f"In layer '{layer}' a shift of the mean, which is neither sharp nor flat, outweighs "
@@ -221,7 +283,7 @@ def _verdict(results: Results, duality: Decomposition, gap: float) -> str:
                 f"({SMALLER}) are both worth trying"
             )
         )
-    if not doubt and _overlap(duality):
+    if not doubt and not _told_apart(duality):
         doubt = ", but these pairs do not tell which part is the larger, so no remedy is suggested"
     if sharp > flat:
         return (
@@ -257,15 +319,18 @@ def _doubt(results: Results) -> str:
     failed = sum(not check.passed for check in results.checks)
     if failed:
         return f", but {failed} of {len(results.checks)} checks failed, so no remedy is suggested"
+    if results.subject.train_samples < FEW:
+        samples = _counted(results.subject.train_samples, "training sample")
+        return f", but {samples} are too few to choose a remedy by, so none is suggested"
     if results.convergence.state == "unknown":
         return ", but whether this is a minimum is not known, so no remedy is suggested"
     return ""
 
 
-def _overlap(duality: Decomposition) -> bool:
-    """Whether, by their intervals, the sharp and the flat part may change places."""
-    (low, high), (least, most) = duality.totals.intervals.sharp, duality.totals.intervals.flat
-    return low < most and least < high
+def _told_apart(duality: Decomposition) -> bool:
+    """Whether the interval of sharp less flat part, of the same pairs, lies on one side of 0."""
+    low, high = duality.totals.intervals.difference
+    return low > 0 or high < 0
 
 
 def _underfitted(results: Results, gap: float) -> bool:
