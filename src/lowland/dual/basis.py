@@ -80,6 +80,8 @@ def bases(
 def route(problem: Problem, layer: Layer, kind: Kind, directions: int | None) -> str:
     """How the directions are found: from the dense block, its factors, or products."""
     M = layer.size
+    if layer.in_series and kind == "hessian":
+        return "products"  # its Hessian does not follow from its outputs
     held, used = factor_bytes(problem, layer, kind)
     fits = kind != "hessian" or passes(layer) <= _PASSES
     if fits and number_listed(M, directions) == M and used <= problem.memory:

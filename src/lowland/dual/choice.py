@@ -1,5 +1,6 @@
 """Which layer is decomposed, and over which pairs, where the caller leaves that open."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,12 +9,14 @@ from lowland.curvature import Layer, layer
 from lowland.dual.basis import ALL_DIRECTIONS
 from lowland.dual.fit import NoDual, fit
 from lowland.dual.pairing import Pairs, pair
-from lowland.dual.shifts import dual_shifts, held_bytes, layers_with_dual
+from lowland.dual.reproduced import is_bottleneck
+from lowland.dual.shifts import AskedDual, dual_shifts, held_bytes, layers_with_dual
 from lowland.errors import InputError
-from lowland.findings import TRUSTED
+from lowland.findings import TRUSTED, DualKind
 from lowland.problem import Problem
 
-_FEW = 32  # pairs
+_FEW = 32  # pairs that tell whether a layer has a useful dual,
+_FEWEST = 4  # and whether all data passes through it, as far as a plan needs to know
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,14 @@ class Choice:
     notes: tuple[str, ...]
 
 
-def choose(problem: Problem, name: str | None = None) -> Choice:
+def choose(problem: Problem, name: str | None = None, dual: AskedDual = "auto") -> Choice:
     """Choose the layer that stands for the model, unless one is named, and pair the samples.
 
     It is the dense layer before the last, as in Feng & Tu, of those small enough that all their
-    directions are computed, or the only one. If its dual weights do not stand for the data, it is
-    the last layer whose do. Samples are paired by the distance of their inputs or, where these are
-    no points in space, by what that layer sees.
+    directions are computed, or the only one. If its activities do not stand for the data, but those
+    of the last layer do, it is that one; ``dual`` is what dual weights are to reproduce, as in
+    :func:`duality`. Samples are paired by the distance of their inputs or, where these are no
+    points in space, by what that layer sees.
     """
     first = usual(problem) if name is None else layer(problem, name).name
     notes = []
@@ -40,7 +44,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     except InputError as error:
         pairs = pair(problem, space=first)
         notes.append(f"Samples were paired by what layer {first!r} sees: {error}.")
-    if name is None and (useful := _useful(problem, first, pairs)) != first:
+    if name is None and (useful := _useful(problem, first, pairs, dual)) != first:
         notes.append(f"Layer {first!r} has no useful dual, so {useful!r} was decomposed.")
         return Choice(useful, pairs, tuple(notes))
     return Choice(first, pairs, tuple(notes))
@@ -59,24 +63,21 @@ def usual(problem: Problem) -> str:
     return small[-2].name if len(small) > 1 else small[0].name
 
 
-def _useful(problem: Problem, first: str, pairs: Pairs) -> str:
-    """The usual layer or, if data goes around it, the last one that has a useful dual.
+def _useful(problem: Problem, first: str, pairs: Pairs, dual: AskedDual) -> str:
+    """The usual layer or, if data goes around it, the last one, where all of it meets again.
 
-    Some of the pairs show which layers are far from it: a network with a path around all of its
-    layers has none to offer, and each would take the time of several gradients.
+    If the activities of neither stand for the data, or are not asked for, it is the usual one: its
+    output-level dual is then solved for, which takes too long to be tried on other layers first.
     """
-    every = layers_with_dual(problem)
-    for name in (first, *(other for other in reversed(every) if other != first)):
+    every, few = layers_with_dual(problem), _few(pairs, _FEW)
+    for name in (first, list(every)[-1]):
         candidate = every[name]
         if held_bytes(candidate, len(pairs)) > problem.memory:
             if name == first:
                 return first  # which the decomposition will refuse, with what it needs
             continue
         try:
-            if (
-                not far_from_dual(problem, candidate, pairs)
-                and fit(dual_shifts(problem, [candidate], pairs), name, pairs).trusted
-            ):
+            if dual != "output" and fit(dual_shifts(problem, [candidate], few), name, few).trusted:
                 return name
         except NoDual:
             continue
@@ -87,7 +88,28 @@ def far_from_dual(problem: Problem, layer: Layer, pairs: Pairs) -> bool:
     """Whether some of many pairs show that a layer has no useful dual; an error if it has none."""
     if len(pairs) <= _FEW:
         return False
-    places = torch.linspace(0, len(pairs) - 1, _FEW).round().long()
-    few = replace(pairs, train=pairs.train[places], test=pairs.test[places])
+    few = _few(pairs, _FEW)
     rough = fit(dual_shifts(problem, [layer], few), layer.name, few)
     return max(rough.mean_residual, rough.loss_defect) > 2 * TRUSTED
+
+
+def expected_duals(
+    problem: Problem, chosen: Sequence[Layer], pairs: Pairs, dual: AskedDual
+) -> dict[str, DualKind]:
+    """Which dual each layer will have, by its name, as some of the pairs show."""
+    if dual != "auto" or not chosen:
+        return {layer.name: "output" if dual == "output" else "activity" for layer in chosen}
+    few = _few(pairs, _FEWEST)
+    paired = dual_shifts(problem, [layer for layer in chosen if not layer.in_series], few)
+    return {
+        layer.name: "output"
+        if layer.in_series or not is_bottleneck(paired, layer.name, few)
+        else "activity"
+        for layer in chosen
+    }
+
+
+def _few(pairs: Pairs, count: int) -> Pairs:
+    """Some of the pairs, evenly."""
+    places = torch.linspace(0, len(pairs) - 1, min(count, len(pairs))).round().long()
+    return replace(pairs, train=pairs.train[places], test=pairs.test[places])

@@ -6,7 +6,9 @@ training sample would if the layer's weight were shifted by
 
     dW = (W dx) x^T / |x|^2                                                        (Eq. 6)
 
-so differences between data become shifts in weight space, where the loss landscape is.
+so differences between data become shifts in weight space, where the loss landscape is. Where data
+also goes around the layer, the shift that gives the network the same outputs stands in its place
+(``output_shifts.py``); Eq. 7-12 hold for either.
 """
 
 import math
@@ -26,9 +28,19 @@ from lowland.dual.bootstrap import intervals
 from lowland.dual.expansion import expansion
 from lowland.dual.fit import NoDual, fit
 from lowland.dual.flatness import flatness
+from lowland.dual.matching import MATCHED
 from lowland.dual.moments import moments, unseen_sigma_g
 from lowland.dual.pairing import Pairs, pair
-from lowland.dual.shifts import Paired, dual_shifts, held_bytes, layer_with_dual, layers_with_dual
+from lowland.dual.reproduced import solved_for_outputs, solving
+from lowland.dual.shifts import (
+    AskedDual,
+    Paired,
+    dual_shifts,
+    held_bytes,
+    layer_with_dual,
+    layers_with_dual,
+    not_one_matrix,
+)
 from lowland.errors import InputError
 from lowland.findings import (
     Approximations,
@@ -63,7 +75,10 @@ class _Options(TypedDict, total=False):
     directions: int | None
     pairs: Pairs | None
     gauge: Gauge
+    dual: AskedDual
+    joint: bool
     cut: float | None
+    matched: int
     curvature: Problem | None
     leading_order: bool
     widths: bool | int
@@ -87,7 +102,10 @@ def duality(
     directions: int | None = None,
     pairs: Pairs | None = None,
     gauge: Gauge = "given",
+    dual: AskedDual = "auto",
+    joint: bool = False,
     cut: float | None = None,
+    matched: int = MATCHED,
     curvature: Problem | None = None,
     leading_order: bool = False,
     widths: bool | int = False,
@@ -111,7 +129,16 @@ def duality(
         gauge: ``"balanced"`` first rescales hidden units, without a change of the function, to
             equal norms of incoming and outgoing weights. In this gauge the split depends on the
             function only; in the ``"given"`` one also on how the units happen to be scaled.
+        dual: what dual weights reproduce. ``"activity"``: what the layer puts out, as Feng & Tu
+            have it. ``"output"``: what the network puts out, which also works where data goes
+            around the layer. ``"auto"``: the former for a layer where it misses the losses by less
+            than a thousandth, the latter for the others; the result says which.
+        joint: one shift of all chosen layers together, of least norm, that gives a sample its
+            partner's outputs. Each layer then carries a part of the gap (``carried``), and these
+            parts add up to it. It needs memory for every weight of every pair.
         cut: for layers that see several positions, see :func:`dual_shifts`.
+        matched: how many numbers of a sample's outputs the output-level dual matches; where the
+            loss sees more, as many random combinations of them.
         curvature: the problem with the samples whose curvature gives the directions, if these are
             not all: see :meth:`Problem.subset`.
         leading_order: also compute the supplement's approximations (Eq. 13-17).
@@ -122,13 +149,22 @@ def duality(
     """
     if gauge not in ("given", "balanced"):
         raise InputError(f"gauge must be 'given' or 'balanced'; got {gauge!r}")
+    if dual not in ("auto", "activity", "output"):
+        raise InputError(f"dual must be 'auto', 'activity' or 'output'; got {dual!r}")
+    if matched < 1:
+        raise InputError(f"matched is a number of outputs, at least 1; got {matched}")
     if basis not in ("hessian", "ggn", "fisher"):
         raise InputError(f"basis must be 'hessian', 'ggn' or 'fisher'; got {basis!r}")
     if isinstance(n_sharp, SupportsIndex):
         n_sharp = operator.index(n_sharp)  # NumPy's and PyTorch's whole numbers
     if widths is not True and widths < 0:
         raise InputError(f"widths is True or a number of directions; got {widths}")
-    chosen = _chosen(problem, name)
+    if joint and (isinstance(name, str) or dual == "activity"):
+        raise InputError(
+            "joint=True is one output-level dual of several layers: name them in a list, or none "
+            "for all, with dual='output' or 'auto'"
+        )
+    chosen = _chosen(problem, name, dual)
     for layer in chosen:
         _check_n_sharp(n_sharp, layer, directions)
     pairs = pair(problem) if pairs is None else pairs
@@ -138,12 +174,25 @@ def duality(
         curvature = None if curvature is None else balanced(curvature)
         chosen = [layer_named(problem, layer.name) for layer in chosen]
 
-    asked = _Asked(n_sharp, basis, gauge, leading_order, widths, seed, progress)
+    asked = _Asked(n_sharp, basis, gauge, joint, leading_order, widths, seed, progress)
     decompositions: dict[str, Decomposition] = {}
     skipped: dict[str, str] = {}
-    for group in _groups(problem, chosen, len(pairs), directions):
+    if name is None:
+        skipped |= {each: f"it is {why}" for each, why in not_one_matrix(problem).items()}
+    groups = [chosen] if joint else _groups(problem, chosen, len(pairs), directions)
+    for group in groups:
         progress(f"duality of {_listed(group)}: dual weights")
-        paired = dual_shifts(problem, group, pairs, cut)
+        seen = [layer for layer in group if not (joint or layer.in_series)]
+        paired = dual_shifts(problem, seen, pairs, cut)
+        if dual != "activity":
+            paired, reasons = solved_for_outputs(
+                problem, group, paired, pairs, dual,
+                joint=joint, matched=matched, seed=seed, progress=progress,
+            )  # fmt: skip
+            skipped |= reasons
+            group = [layer for layer in group if layer.name not in reasons]
+            if isinstance(name, str) and reasons:
+                raise NoDual(reasons[chosen[0].name])
         progress(f"duality of {_listed(group)}: directions")
         directions_of = bases(curvature or problem, group, basis, directions)
         if curvature is not None:
@@ -176,6 +225,7 @@ class _Asked:
     n_sharp: int | Rule
     basis: Kind
     gauge: Gauge
+    joint: bool
     leading_order: bool
     widths: bool | int
     seed: int
@@ -194,9 +244,10 @@ def _decomposed(
     began = time.perf_counter()
     fitted = fit(paired, layer.name, pairs)
     every = paired.shifts[layer.name]
-    kept = every.size > 0
+    kept = every.kept
     shifts, dl = every.where(kept), paired.dl[kept]
-    ratio = dl / shifts.size  # g_k = ratio_k dW_k, Eq. 7
+    ratio = dl / shifts.whole  # g_k = ratio_k dW_k, Eq. 7
+    carried = ratio * shifts.size  # of each pair's gap: all, unless other layers have a part
     if basis.complete:
         null = null_directions(basis, problem.dtype)
         if int(null.sum()) > 1:
@@ -215,7 +266,7 @@ def _decomposed(
     sharp = float(listed[:n].sum())
     # Basis-free: what the listed directions add up to if they are all there are.
     mean_term = float(statistics.mean_g @ statistics.mean_w)
-    eq11 = float(listed.sum()) if basis.complete else float(dl.mean()) - mean_term
+    eq11 = float(listed.sum()) if basis.complete else float(carried.mean()) - mean_term
     eq9 = eq11 + (float((statistics.mu_g * statistics.mu_w).sum()) if basis.complete else mean_term)
     k = max(n, min(len(order), _KEPT // len(dl)))
     if statistics.components is not None:
@@ -248,14 +299,14 @@ def _decomposed(
             eq11=eq11,
             sharp=sharp,
             flat=eq11 - sharp,
-            intervals=intervals(statistics, shifts, ratio, dl, components[:, :n], asked.seed),
+            intervals=intervals(statistics, shifts, ratio, carried, components[:, :n], asked.seed),
             weight_norm=float(problem.params[layer.parameter].double().norm()),
             total_w=float(statistics.sigma_w.square().sum()),
             total_w_data=statistics.total_w,
             total_g=statistics.total_g,
             unseen_sigma_g=0.0 if basis.complete else unseen_sigma_g(shifts, ratio, vectors),
         ),
-        fit=fitted,
+        fit=solving(fitted, every, ratio, vectors[:, :n], problem),
         per_direction=Directions(**{k: v[order].cpu().numpy() for k, v in arrays.items()}),
         per_pair=PairValues(
             train=pairs.train[kept.cpu()].numpy(),
@@ -268,6 +319,8 @@ def _decomposed(
         widths=widths,
         setting=Setting(
             layer=layer.name,
+            dual=shifts.dual,
+            joint=asked.joint,
             basis=asked.basis,
             gauge=asked.gauge,
             pairing=pairs.rule,
@@ -299,10 +352,10 @@ def _spread(n: int, count: bool | int) -> Tensor:
     return torch.logspace(0, math.log10(n), count, dtype=torch.float64).round().long().unique() - 1
 
 
-def _chosen(problem: Problem, name: str | list[str] | None) -> list[Layer]:
+def _chosen(problem: Problem, name: str | list[str] | None, dual: AskedDual) -> list[Layer]:
     """The named layers, or all that have a dual; an error if there is none."""
     if name is None:
-        every = list(layers_with_dual(problem).values())
+        every = list(layers_with_dual(problem, dual).values())
         if not every:
             raise InputError(
                 "the model has no dense or convolutional layer that can be seen through, so no "
@@ -312,7 +365,7 @@ def _chosen(problem: Problem, name: str | list[str] | None) -> list[Layer]:
     if not isinstance(name, str) and not name:
         raise InputError("no layer is named; pass None for every layer that has a dual")
     names = [name] if isinstance(name, str) else dict.fromkeys(name)
-    return [layer_with_dual(problem, each) for each in names]
+    return [layer_with_dual(problem, each, dual) for each in names]
 
 
 def _check_n_sharp(n_sharp: int | Rule, layer: Layer, directions: int | None) -> None:

@@ -46,6 +46,18 @@ def expansion(
     return {"finite": finite, "alone": alone, "linear": linear, "gradient_square": square}
 
 
+def obstacle(problem: Problem, layer: Layer) -> str | None:
+    """Why the contributions of a layer cannot be expanded; None where they can."""
+    E = torch.zeros(layer.size, 1, dtype=torch.float64, device=problem.device)
+    batch = problem.first(1)
+    try:
+        with problem.measuring(), torch.no_grad():
+            _losses_along(problem, layer, batch, E[:1].expand(len(batch), 1), E)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def _of_chunk(problem: Problem, layer: Layer, batch: Batch, w: Tensor, E: Tensor) -> Tensor:
     with problem.measuring():
         gradients = sample_gradients(problem, batch, layer).double()  # (k, M)

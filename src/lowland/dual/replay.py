@@ -13,18 +13,23 @@ from lowland.errors import InputError
 from lowland.problem import Problem
 
 
-def losses_at_own(problem: Problem, name: str, batch: Batch, weights: Tensor) -> Tensor:
-    """The loss of each sample at a weight of its own: (k, *weight) to (k,)."""
+def losses_at_own(problem: Problem, batch: Batch, weights: dict[str, Tensor]) -> Tensor:
+    """The loss of each sample at weights of its own, by parameter: (k, *weight) to (k,)."""
 
-    def loss(weight: Tensor, inputs: Inputs, target: Tensor) -> Tensor:
+    def loss(own: dict[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
         sample = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
-        return _losses(problem, name, sample, weight)[0]
+        return problem.batch_losses(sample, own)[0]
 
     try:
         return torch.func.vmap(loss)(weights, batch.inputs, batch.targets)
     except (RuntimeError, ValueError):  # what vmap does not know goes sample by sample
-        rows = zip(weights, batch.split(1), strict=True)
-        return torch.cat([_losses(problem, name, sample, weight) for weight, sample in rows])
+        every = enumerate(batch.split(1))
+        return torch.cat(
+            [
+                problem.batch_losses(sample, {name: w[k] for name, w in weights.items()})
+                for k, sample in every
+            ]
+        )
 
 
 def losses_at_each(problem: Problem, name: str, batch: Batch, weights: Tensor) -> Tensor:

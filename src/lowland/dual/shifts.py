@@ -12,20 +12,25 @@ For one position it is Eq. 6 of Feng & Tu. It is exact while the columns of X ar
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature import ForwardPass, Layer, matrices, rounding, samples_within
+from lowland.curvature import ForwardPass, Layer, layers, matrices, rounding, samples_within
 from lowland.curvature import layer as layer_named
 from lowland.dual.pairing import Pairs
 from lowland.dual.replay import losses_at_own, shaped
 from lowland.errors import InputError
+from lowland.findings import DualKind
 from lowland.problem import Problem
 
 # Numbers in flight where shifts are written out: 256 MiB in float64.
 _SHIFTS = 1 << 25
+_LOSSES = 1 << 17  # bytes of one pair where only losses are computed
+
+AskedDual = DualKind | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -34,28 +39,34 @@ class Shifts:
 
     Vectors over the weights are in the order of the layer's matrices, (G, out, in). Where the
     product is smaller than its factors, ``left`` is the shift itself and ``right`` is missing. What
-    has no dual (inputs that are zero, no change of the outputs) has ``size`` 0.
+    has no dual (inputs that are zero, no change of the outputs) has ``whole`` 0.
     """
 
     layer: Layer
+    dual: DualKind
     left: Tensor  # (K, G, out, r)
     right: Tensor | None  # (K, G, r, in)
     size: Tensor  # (K,), |dW_k|^2
-    residual: Tensor  # (K,), |dW X - W dX| / |W dX|, 0 where nothing changes
-    rank: Tensor  # (K,), singular values of X that were used, the least of the groups
+    whole: Tensor  # (K,), that of the shifts of all layers together, where these are joint
+    residual: Tensor  # (K,), |dW X - W dX| / |W dX| or the outputs', 0 where nothing changes
+    solved: Tensor  # (K,), whether the shift does what it should, as far as it can
+    rank: Tensor  # (K,), singular values of X that were used, the least of the groups, or of J
+    full_rank: int  # where the columns of X, or its rows, or the outputs are independent
     positions: int  # T
     cut: float  # singular values below this share of the largest were not
     dual_loss: Tensor  # (K,), l(w + dW_k, x_k) for the new sample's target, by the model itself
     dead: Tensor  # (K,), whether x_k = 0
     same: Tensor  # (K,), whether the layer sees no difference
+    search: "Search | None" = None  # how the shifts of an output-level dual were found
 
     def __len__(self) -> int:
         return len(self.size)
 
     @property
-    def full_rank(self) -> int:
-        """The rank of X where its columns, or its rows, are independent."""
-        return min(self.positions, self.layer.shape[2])
+    def kept(self) -> Tensor:
+        """Which pairs have a dual shift, (K,)."""
+        # By the shift of all layers: a layer without a part in it still carries 0 of the pair.
+        return self.solved & (self.whole > 0)
 
     def where(self, kept: Tensor) -> "Shifts":
         """The shifts of some pairs."""
@@ -119,19 +130,52 @@ class Shifts:
         )  # fmt: skip
 
 
-def layers_with_dual(problem: Problem) -> dict[str, Layer]:
-    """The dense and convolutional layers whose outputs do not come back to them as inputs."""
-    return {name: layer for name, layer in matrices(problem).items() if not layer.in_series}
+@dataclass(frozen=True)
+class Search:
+    """How shifts were found that solve for the outputs of a network."""
+
+    matched: int  # numbers of each sample
+    outputs: int  # that there are
+    along: Tensor  # (K,), the share of each shift along the solution set
+    again: list[Shifts]  # some of the pairs, once for every random start
+    places: Tensor  # which pairs these are
 
 
-def layer_with_dual(problem: Problem, name: str) -> Layer:
+def layers_with_dual(problem: Problem, dual: AskedDual = "activity") -> dict[str, Layer]:
+    """The dense and convolutional layers that have a dual.
+
+    Those whose outputs come back to them as inputs have that of the output level only.
+    """
+    return {
+        name: layer
+        for name, layer in matrices(problem).items()
+        if dual != "activity" or not layer.in_series
+    }
+
+
+def not_one_matrix(problem: Problem) -> dict[str, str]:
+    """The layers whose weights enter products, but not as one matrix, and what they are."""
+    return {
+        name: f"used by {layer.uses} products as different matrices (an embedding that is also "
+        "the head?), or in parts"
+        for name, layer in layers(problem).items()
+        if layer.operation in ("dense", "convolution", "embedding") and not layer.is_matrix
+    }
+
+
+def layer_with_dual(problem: Problem, name: str, dual: AskedDual = "auto") -> Layer:
     """The layer of that name; an error if there is none, or if it has no dual."""
     named = layer_named(problem, name)
-    if named.name not in layers_with_dual(problem):
-        why = "used in series" if named.in_series else f"a {named.operation}"
+    every = layers_with_dual(problem, dual)
+    if named.name not in every:
+        why = f"a {named.operation}"
+        if named.is_matrix:
+            why = "used in series, so that it has no activity-level dual (dual='output' works)"
+        elif named.name in (several := not_one_matrix(problem)):
+            why = several[named.name]
         raise InputError(
-            f"layer {name!r} is {why}; the duality is of dense and convolutional layers: "
-            f"{', '.join(map(repr, layers_with_dual(problem)))}"
+            f"layer {name!r} is {why}; the duality is of weights that are one matrix: "
+            f"{', '.join(map(repr, every))}"
         )
     return named
 
@@ -139,7 +183,7 @@ def layer_with_dual(problem: Problem, name: str) -> Layer:
 def held_bytes(layer: Layer, pairs: int) -> int:
     """How many bytes the :class:`Shifts` of so many pairs take in this layer."""
     groups, out, inputs = layer.shape
-    rank = min(layer.positions, inputs)
+    rank = inputs if layer.in_series else min(layer.positions, inputs)
     return 8 * pairs * groups * min(rank * (out + inputs), out * inputs)
 
 
@@ -179,7 +223,7 @@ def dual_shifts(
     parts: dict[str, list[Shifts]] = {layer.name: [] for layer in chosen}
     train_loss, test_loss, target_loss = [], [], []
     with problem.measuring():
-        size = samples_within(problem, max(_bytes(layer) for layer in chosen))
+        size = samples_within(problem, max((_bytes(layer) for layer in chosen), default=_LOSSES))
         for train, test in zip(pairs.train.split(size), pairs.test.split(size), strict=True):
             old, new = (
                 problem.place(problem.data(split).take(places))
@@ -196,7 +240,7 @@ def dual_shifts(
                     asked = Batch(old.inputs, new.targets)
                     parts[layer.name].append(_of_chunk(problem, layer, asked, x, x_new, cut))
     return Paired(
-        {name: _joined(chunks) for name, chunks in parts.items()},
+        {name: joined(chunks) for name, chunks in parts.items()},
         torch.cat(train_loss).double(),
         torch.cat(test_loss).double(),
         torch.cat(target_loss).double(),
@@ -250,14 +294,18 @@ def _of_chunk(
     moved = shaped(problem, layer, (W + dW).flatten(1))
     return Shifts(
         layer=layer,
+        dual="activity",
         left=left,
         right=right,
         size=size,
+        whole=size,
         residual=torch.where(change > 0, miss / torch.where(change > 0, change, 1), 0),
+        solved=torch.ones_like(size, dtype=torch.bool),
         rank=used.sum(-1).amin(1),
+        full_rank=min(T, inputs),
         positions=T,
         cut=cut,
-        dual_loss=losses_at_own(problem, layer.parameter, old, moved).double(),
+        dual_loss=losses_at_own(problem, old, {layer.parameter: moved}).double(),
         dead=(x == 0).flatten(1).all(1),
         same=(x == x_new).flatten(1).all(1),
     )
@@ -271,14 +319,29 @@ def _default_cut(dtype: torch.dtype, size: int) -> float:
     return max(size * torch.finfo(dtype).eps, (size * rounding(torch.float64)) ** 0.5)
 
 
-def _joined(parts: list[Shifts]) -> Shifts:
+def joined(parts: list[Shifts]) -> Shifts:
+    """The shifts of several chunks of pairs as one."""
     first = vars(parts[0])
     rows = {
-        name: torch.cat([getattr(p, name) for p in parts])
+        name: _stacked([getattr(part, name) for part in parts])
         for name, value in first.items()
         if isinstance(value, Tensor)
     }
     return Shifts(**{**first, **rows})
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """The rows of all parts; zeros fill up factors of less rank."""
+    if parts[0].ndim == 1:
+        return torch.cat(parts)
+    sizes = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    whole = parts[0].new_zeros(sum(map(len, parts)), *sizes)
+    row = 0
+    for part in parts:
+        inside = (slice(row, row + len(part)), *(slice(size) for size in part.shape[1:]))
+        whole[inside] = part
+        row += len(part)
+    return whole
 
 
 def _bytes(layer: Layer) -> int:

@@ -30,6 +30,7 @@ __all__ = [
 PAPERS = {
     "feng-tu": "Feng and Tu, The activity-weight duality in feed forward neural networks",
     "tsuzuku": "Tsuzuku, Sato and Sugiyama, Normalized Flat Minima",
+    "output-dual": "Claims of Feng and Tu by the output-level dual, and in other networks",
 }
 
 STUDIES: dict[str, Study]  # by name, made when first asked for: workers come for a network only
@@ -43,9 +44,10 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _all() -> dict[str, Study]:
-    from lowland.studies import feng_tu, tsuzuku
+    from lowland.studies import feng_tu, output_dual, tsuzuku
 
-    return {s.name: s for s in (*feng_tu.STUDIES, *tsuzuku.STUDIES, *tsuzuku.LARGE)}
+    every = *feng_tu.STUDIES, *tsuzuku.STUDIES, *tsuzuku.LARGE, *output_dual.STUDIES
+    return {s.name: s for s in every}
 
 
 def find(*names: str) -> list[Study]:
