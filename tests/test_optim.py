@@ -264,7 +264,10 @@ def test_groups_of_replicas_have_their_own_attraction():
     assert [one[2] is p for one, p in zip(optimizer.replicas, more, strict=True)] == [True] * 3
 
 
-OPTIMISERS = [ll.optim.SAM, ll.optim.ASAM, ll.optim.EntropySGD]
+OPTIMISERS = [
+    *(ll.optim.SAM, ll.optim.ASAM, ll.optim.FriendlySAM, ll.optim.LookSAM),
+    ll.optim.EntropySGD,
+]
 
 
 def network(seed: int = 0) -> nn.Sequential:

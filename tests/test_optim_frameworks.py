@@ -5,6 +5,7 @@ paper and the step from torch.
 """
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -314,6 +315,14 @@ def train(transformers, trainer, model, optimizer, path, **options):
     ).train()
 
 
+def backward(model, optimizer, rows):
+    """The closure of a model that computes its own loss."""
+    optimizer.zero_grad()
+    loss = model(input_ids=rows, labels=rows).loss
+    loss.backward()
+    return loss
+
+
 class TestTransformers:
     @pytest.mark.parametrize("steps", [1, 2])
     @pytest.mark.parametrize("base", [SGD, Adam])
@@ -362,6 +371,32 @@ class TestTransformers:
             optimizer.step()
             schedule.step()
         assert_same(model, expected)
+
+    def test_functional_sam_of_a_model_that_computes_its_loss(self, transformers):
+        """Hooked at its last layer; by hand with the slope of the mean of the next tokens."""
+        model, expected = language_model(transformers), language_model(transformers)
+        optimizer = ll.optim.FunctionalSAM(model.parameters(), SGD, rho=0.1, lr=0.2)
+        model.lm_head.register_forward_hook(lambda layer, args, out: optimizer.logits(out))
+        params = list(expected.parameters())
+        for rows in TOKENS.split(4):
+            optimizer.step(lambda rows=rows: backward(model, optimizer, rows))
+            logits = expected(input_ids=rows).logits
+            shifted = logits[:, :-1].flatten(0, 1)
+            loss = nn.functional.cross_entropy(shifted, rows[:, 1:].flatten())
+            (slope,) = torch.autograd.grad(loss, logits, retain_graph=True)
+            g = torch.autograd.grad(loss, params)
+            norm = sum(part.square().sum() for part in g).sqrt()
+            kept = copy.deepcopy(expected.state_dict())
+            with torch.no_grad():
+                for p, part in zip(params, g, strict=True):
+                    p.add_(0.1 * part / norm)
+            up = torch.autograd.grad(expected(input_ids=rows).logits, params, slope)
+            expected.load_state_dict(kept)
+            with torch.no_grad():
+                for p, part in zip(params, up, strict=True):
+                    p.sub_(0.2 * part)
+        for p, q in zip(model.parameters(), params, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)  # its own loss is in float32
 
     def test_sam_in_a_plain_trainer_is_refused(self, transformers, tmp_path):
         model = language_model(transformers)
@@ -420,3 +455,52 @@ def test_step_by_step_with_pytorch_optimizer(adaptive, base):
             buffer.copy_(averages[name])  # which it leaves to its caller
         assert_same(*models)
     assert not torch.equal(models[0][0].weight, network()[0].weight)
+
+
+def gsam_page() -> str:
+    """The module of docs/optimisers.md that makes their GSAM an optimiser of `lowland train`."""
+    page = (Path(__file__).parents[1] / "docs" / "optimisers.md").read_text()
+    return page.partition("```python\n# gsam.py\n")[2].partition("```")[0]
+
+
+def test_gsam_of_pytorch_optimizer_in_our_training(tmp_path, monkeypatch):
+    """Zhuang et al., ICLR 2022, Algorithm 1, with running averages of the first pass only."""
+    pytest.importorskip("pytorch_optimizer", reason="needs the package pytorch_optimizer")
+    (tmp_path / "gsam.py").write_text(gsam_page())
+    monkeypatch.chdir(tmp_path)
+    model, expected = network(), network()
+    settings = ll.training.TrainingSettings(
+        "gsam:make", 0.1, batch_size=4, momentum=0.9, radius=0.2, max_epochs=2, seed=3
+    )
+    ll.training.train_many([model], (X, Y), [settings])
+    params, order = list(expected.parameters()), torch.Generator().manual_seed(3)
+    base = SGD(params, lr=0.1, momentum=0.9)
+
+    def gradient(rows):
+        grads = torch.autograd.grad(loss_of(expected, (X[rows], Y[rows])), params)
+        return torch.cat([g.flatten() for g in grads])
+
+    def move(vector):
+        with torch.no_grad():
+            for p, part in zip(params, vector.split([p.numel() for p in params]), strict=True):
+                p.add_(part.view_as(p))
+
+    for _ in range(2):
+        expected.train()
+        for rows in torch.randperm(24, generator=order).split(4):
+            below = gradient(rows)
+            kept = copy.deepcopy(expected.state_dict())
+            move(0.2 * below / below.norm())
+            above = gradient(rows)
+            expected.load_state_dict(kept)
+            across = below - (below @ above) * above / above.norm() ** 2
+            parts = (above - 0.4 * across).split([p.numel() for p in params])
+            for p, part in zip(params, parts, strict=True):
+                p.grad = part.view_as(p)
+            base.step()
+    values = expected.state_dict()
+    for name, value in model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            continue  # which theirs counts in both passes
+        # Theirs rounds the radius to float32.
+        torch.testing.assert_close(value, values[name], rtol=1e-5, atol=1e-7, msg=name)

@@ -15,8 +15,8 @@ Closure = Callable[[], Any]
 class Around(Optimizer):
     """Changes gradients or weights, then lets the base optimiser take the step.
 
-    Parameter groups are the base's own, so that schedulers, clipping and ``state_dict`` see one
-    optimiser; what the outer one needs stands in the same groups.
+    Parameter groups and state are the base's own, the very objects, whichever of the two is asked,
+    scheduled or loaded; what the outer one needs stands in the same groups.
     """
 
     def __init__(
@@ -38,12 +38,31 @@ class Around(Optimizer):
             )
         super().__init__(params, {**own, **options})
         self.base = base(self.param_groups, **options)
+        del self._first_groups
         self.defaults = {**self.base.defaults, **own}  # schedulers look for momentum or betas here
-        self._share()
 
-    def _share(self) -> None:
-        self.param_groups = self.base.param_groups
-        self.state = self.base.state
+    # Until there is a base, torch's constructor fills lists of its own.
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of the base."""
+        return self.base.param_groups if "base" in self.__dict__ else self._first_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if "base" in self.__dict__:
+            self.base.param_groups = groups
+        else:
+            self._first_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The state of the base."""
+        return self.base.state if "base" in self.__dict__ else {}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if "base" in self.__dict__:
+            self.base.state = state
 
     def __getstate__(self) -> dict[str, Any]:
         # All of it, for copies and pickles; but a scheduler's wrapper around step stays here.
@@ -63,7 +82,6 @@ class Around(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state."""
         self.base.load_state_dict(state_dict)
-        self._share()
 
     def _with_gradients(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
         """Every parameter that has a gradient, with it and its group."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -12,6 +11,7 @@ from torch.optim import SGD, Optimizer
 from lowland.errors import InputError
 from lowland.optim.around import Closure
 from lowland.optim.excursion import Exploring
+from lowland.optim.noise import generators_of
 
 
 class EntropySGD(Exploring):
@@ -101,10 +101,7 @@ class EntropySGD(Exploring):
         if self._excursion.steps == self.langevin:
             raise InputError(f"all {self.langevin} inner steps are taken: call step, or restore")
         for number, group in enumerate(self.param_groups):
-            words = np.random.SeedSequence((group["seed"], number, group["inner_steps"]))
-            seed = int(words.generate_state(1, np.uint64)[0])
-            devices = {p.device for p in group["params"]}
-            generators = {d: torch.Generator(d).manual_seed(seed) for d in devices}
+            generators = generators_of(group, number, group["inner_steps"])
             for p in group["params"]:
                 if p.grad is not None:
                     self._wander(p, group, generators[p.device])
@@ -113,7 +110,7 @@ class EntropySGD(Exploring):
         self.zero_grad()
 
     def _wander(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> None:
-        start, means = self._excursion.start_of(p), self._excursion.means
+        start, means = self._excursion.start_of(p), self._excursion.notes
         draw = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
         shake = group["noise"] * math.sqrt(group["inner_lr"]) * draw
         p.add_(shake - group["inner_lr"] * (p.grad + group["gamma"] * (p - start)))
@@ -123,7 +120,7 @@ class EntropySGD(Exploring):
 
     @torch.no_grad()
     def _outer_step(self) -> None:
-        means = dict(self._excursion.means)
+        means = dict(self._excursion.notes)
         self.restore()
         for group in self.param_groups:
             for p in group["params"]:

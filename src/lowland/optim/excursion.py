@@ -25,7 +25,7 @@ class Excursion:
 
     def __init__(self, own: Callable[[], set[int]]) -> None:
         self.steps = 0
-        self.means: dict[Tensor, Tensor] = {}  # of the places of a weight, if anyone keeps them
+        self.notes: dict[Tensor, Tensor] = {}  # what the optimiser keeps for each weight on the way
         self.cleared = False  # whether zero_grad was called
         self._own = own
         self._weights: dict[Tensor, Tensor] = {}
@@ -39,10 +39,10 @@ class Excursion:
             self._weights[p] = p.detach().clone()
         return self._weights[p]
 
-    def advance(self) -> None:
-        """Count a step; running averages are kept from here on."""
+    def advance(self, *, averages: bool = True) -> None:
+        """Count a step; from here on running averages are noted, to be put back, if asked for."""
         self.steps += 1
-        if self._handle is None:
+        if averages and self._handle is None:
             self._handle = self._hook()
 
     def end(self, *, put_back: bool) -> None:
@@ -55,7 +55,7 @@ class Excursion:
                 for value, before in [*self._weights.items(), *self._averages]:
                     value.copy_(before)
         self.steps = 0
-        self.means.clear()
+        self.notes.clear()
         self._weights.clear()
         self._averages.clear()
         self._seen.clear()
@@ -122,3 +122,12 @@ class Exploring(Around):
                 " points; to accumulate gradients over batches, use the form without a closure"
             )
         return loss
+
+    @torch.no_grad()
+    def _unscale(self) -> bool:
+        """Take the factor of a GradScaler out of the gradients; whether they are finite."""
+        factor = getattr(self, "grad_scale", None)
+        if factor is not None:
+            for _, g, _ in self._with_gradients():
+                g.div_(factor.to(g.device))
+        return not getattr(self, "found_inf", False)

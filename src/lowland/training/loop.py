@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import swa_utils
 
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, resolve
-from lowland.optim import ASAM, SAM, EntropySGD, ReplicatedSGD
+from lowland.optim import EntropySGD, FunctionalSAM, ReplicatedSGD, WeightAverage
+from lowland.training.methods import Scheduled, optimizer_of
 from lowland.training.settings import Epoch, Training, TrainingSettings, over
 
 Data = tuple[Tensor, Tensor]
 
 REPLICAS = 3  # of Replicated SGD
-_GAMMA = 0.03  # of Entropy-SGD
 
 # Samples that are evaluated at once.
 _CHUNK = 4096
@@ -100,18 +100,22 @@ def _run(
 ) -> Training:
     began = time.perf_counter()
     X, y = data
-    # Replicas differ by the order in which they see the data.
-    models = [model]
-    if settings.optimizer == "replicated_sgd":
-        models = [copy.deepcopy(model) for _ in range(REPLICAS)]
+    # Replicas differ by the order in which they see the data. What is averaged are copies, too.
+    copies = REPLICAS if settings.optimizer == "replicated_sgd" else int(bool(settings.average))
+    models = [copy.deepcopy(model) for _ in range(copies)] or [model]
     orders = [torch.Generator().manual_seed(settings.seed + 10**6 * i) for i in range(len(models))]
-    optimizer = _optimizer(models, settings)
+    optimizer = optimizer_of(models, len(X), settings)
+    schedule = Scheduled(optimizer, settings)
+    average: WeightAverage | None = None
+    # The slope at the outputs is that of the weights below, if they pass through here.
+    outputs_of = optimizer.logits if isinstance(optimizer, FunctionalSAM) else lambda z: z
 
+    @torch.enable_grad()
     def gradients(turns: Iterator[tuple[Tensor, ...]], beta: float) -> Tensor:
         optimizer.zero_grad()
         pairs = zip(models, next(turns), strict=True)
         whole = torch.stack(
-            [loss(replica(X[rows]), y[rows]).mean() for replica, rows in pairs]
+            [loss(outputs_of(replica(X[rows])), y[rows]).mean() for replica, rows in pairs]
         ).sum()
         whole.backward()
         for replica in models:
@@ -122,50 +126,34 @@ def _run(
     inner = optimizer.langevin if isinstance(optimizer, EntropySGD) else 1
     epochs: list[Epoch] = []
     while not over(epochs, settings):
-        beta = settings.decay_in(len(epochs) + 1)
+        epoch = len(epochs) + 1
+        beta = settings.decay_in(epoch)
+        if settings.average and epoch == settings.first_averaged:
+            decay = settings.average_decay if settings.average == "ema" else None
+            average = WeightAverage(models[0].parameters(), decay)
         for replica in models:
             replica.train()
         shuffled = [torch.randperm(len(X), generator=order).to(X.device) for order in orders]
         batches = list(zip(*(rows.split(settings.batch_size) for rows in shuffled), strict=True))
         for first in range(0, len(batches), inner):
+            schedule.go_to(len(epochs) + first / len(batches))
             turns = itertools.cycle(batches[first : first + inner])
             optimizer.step(functools.partial(gradients, turns, beta))  # type: ignore[arg-type]
+            if average is not None and settings.average == "ema":
+                average.update()
+        if average is not None and settings.collects_after(epoch):
+            average.update()
         if isinstance(optimizer, ReplicatedSGD):
             _settle(model, models, optimizer.mean_weights())
+        elif average is not None and average.updates:
+            _settle(model, models, average.weights)
+            with torch.random.fork_rng([X.device] if X.is_cuda else []):
+                swa_utils.update_bn(X.split(settings.batch_size), model)
+        elif settings.average:
+            _settle(model, models, [p.detach() for p in models[0].parameters()])
         epochs.append(_evaluated(model, data, loss))
         progress(len(epochs), epochs[-1].loss)
     return Training(settings, epochs, time.perf_counter() - began)
-
-
-def _optimizer(models: list[nn.Module], settings: TrainingSettings) -> Optimizer:
-    params = list(models[0].parameters())
-    lr, momentum = settings.learning_rate, settings.momentum
-    own = {} if settings.radius is None else {"rho": settings.radius}
-    match settings.optimizer:
-        case "sgd":
-            return SGD(params, lr, momentum, foreach=True)
-        case "adam":
-            return Adam(params, lr, foreach=True)
-        case "sam":
-            return SAM(params, SGD, lr=lr, momentum=momentum, **own)
-        case "asam":
-            return ASAM(params, SGD, lr=lr, momentum=momentum, **own)
-        case "entropy_sgd":
-            # The rate is that of the inner steps; the centre then moves to their mean. Scoping
-            # would carry it beyond.
-            return EntropySGD(
-                params,
-                SGD,
-                inner_lr=lr,
-                lr=1 / _GAMMA,
-                momentum=momentum,
-                gamma=_GAMMA,
-                scoping=0.0,
-                seed=settings.seed,
-            )
-        case "replicated_sgd":
-            replicas = [list(replica.parameters()) for replica in models]
-            return ReplicatedSGD(replicas, SGD, lr=lr, momentum=momentum)
 
 
 @torch.no_grad()

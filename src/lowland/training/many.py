@@ -1,14 +1,17 @@
 """Many networks trained at once, each as if it were alone."""
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, resolve
+from lowland.optim import norms_only
 from lowland.training import loop
 from lowland.training.loop import Data
 from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
@@ -18,16 +21,14 @@ from lowland.training.stack import (
     Forward,
     Weights,
     activity_bytes,
+    column,
     kind_of,
     laid_out,
+    squares,
     stacked,
     trusted_forward,
 )
-
-# Optimisers whose steps are written for stacks below; the others train one network at a time.
-_STACKED = ("sgd", "adam", "sam", "asam")
-_DEFAULT_RADIUS = {"sam": 0.05, "asam": 0.5}
-_ETA = 0.01  # of ASAM
+from lowland.training.stacked_steps import STACKED, StackedSteps
 
 # Bytes that weights, gradients and states of a stack may take.
 _STACK = 2**30
@@ -60,8 +61,9 @@ def train_many(
     Models of one architecture with batches of one size are stacked and take their steps together; a
     run leaves the stack when it reaches its goal. Initial weights, the order of the data and
     dropout masks come from the run alone, whichever others share its stack. Models with batch
-    statistics, and optimisers without a stacked form (entropy_sgd, replicated_sgd), train one after
-    the other. A run that diverges is returned with its ``failure``; the rest go on.
+    statistics, and optimisers without a stacked form (entropy_sgd, replicated_sgd, ivon, those of
+    the user), train one after the other. A run that diverges is returned with its ``failure``; the
+    rest go on.
 
     Args:
         models: one for each run.
@@ -144,7 +146,7 @@ def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[_Run], Forward | None]]
     """Groups of runs with the forward of their stack; None for runs that train alone."""
     groups: dict[object, list[_Run]] = {}
     for run in runs:
-        kind = kind_of(run.model) if run.settings.optimizer in _STACKED else None
+        kind = kind_of(run.model) if run.settings.optimizer in STACKED else None
         X, y = run.data
         alike = (X.shape, X.dtype, y.shape, run.settings.batch_size, run.settings.optimizer)
         groups.setdefault((kind, *alike) if kind else run, []).append(run)
@@ -175,12 +177,10 @@ class _StackedTraining:
 
     def __init__(self, runs: list[_Run], forward: Forward) -> None:
         self.runs, self.forward = runs, forward
-        self.method = runs[0].settings.optimizer
         models = [run.model for run in runs]
         self.weights = stacked(models)
         self.learnt = [name for name, _ in models[0].named_parameters()]
-        self.states: list[Weights] = []
-        self.steps = 0
+        self.steps = _steps_of(runs[0])
         self.first, self.seen = _seen_inputs(runs, forward)
         self.pairs = [run.data for run in runs]
         if self.first is not None:
@@ -188,6 +188,8 @@ class _StackedTraining:
             self.pairs = [(cut[id(X)], y) for X, y in self.pairs]
             whole = self.weights[self.first]
             self.weights[self.first] = laid_out([w[:, self.seen] for w in whole])
+        averages = any(run.settings.average for run in runs)
+        self.means = {n: self.weights[n].clone() for n in self.learnt} if averages else {}
         self.orders = [torch.Generator().manual_seed(run.settings.seed) for run in runs]
         self.dropouts = Dropouts(models, runs[0].data[0][:1], [run.settings.seed for run in runs])
         self._settle()
@@ -196,10 +198,7 @@ class _StackedTraining:
         """Set up what stays the same until a run leaves the stack."""
         settings = [run.settings for run in self.runs]
         self.data = _Shared(self.pairs)
-        self.rate = self._each([s.learning_rate for s in settings])
-        self.momentum = self._each([s.momentum for s in settings])
-        default = _DEFAULT_RADIUS.get(self.method, 0.0)
-        self.radius = self._each([default if s.radius is None else s.radius for s in settings])
+        self.steps.settle(settings, self._each)
         self.still = [_squares_left(run.model, self.first, self.seen) for run in self.runs]
 
     def train(self, watch: _Watch) -> None:
@@ -220,49 +219,58 @@ class _StackedTraining:
 
     def _epoch(self) -> None:
         epoch = len(self.runs[0].epochs) + 1
+        settings = [run.settings for run in self.runs]
         decay = {}
         for penalty in ("squared", "norm"):
-            settings = [run.settings for run in self.runs]
             beta = [s.decay_in(epoch) * (s.penalty == penalty) for s in settings]
             if any(beta):
                 decay[penalty] = self._each(beta)
         n = len(self.runs[0].data[0])
         order = torch.stack([torch.randperm(n, generator=g) for g in self.orders])
-        for rows in order.split(self.runs[0].settings.batch_size, dim=1):
+        batches = order.split(settings[0].batch_size, dim=1)
+        changing = any(s.schedule != "constant" for s in settings)
+        places = [epoch - 1 + i / len(batches) for i in range(len(batches) if changing else 1)]
+        rates = self._each([[s.rate_at(place) for s in settings] for place in places])
+        follow = [s.average_share(epoch, end=False) for s in settings]
+        for number, rows in enumerate(batches):
             x, y = self.data.rows(rows)
-            self._step(x, y, self.dropouts.draw(rows.shape[1]), decay)
+            masks = self.dropouts.draw(rows.shape[1])
+            gradients = functools.partial(self._gradients, x, y, masks, decay)
+            self.steps.step(self.weights, gradients, rates[number % len(rates)])
+            if any(0 < share < 1 for share in follow):
+                self._average(follow)
+        self._average([s.average_share(epoch, end=True) for s in settings])
 
-    def _each(self, values: Sequence[float]) -> Tensor:
-        """A tensor of one number for each run, in the type and on the device of the weights."""
+    def _average(self, shares: Sequence[float]) -> None:
+        """Move each mean towards the weights by its share of the way."""
+        share = self._each(shares)
+        for name, mean in self.means.items():
+            mean.lerp_(self.weights[name], column(share, mean))
+
+    @property
+    def _shown(self) -> Weights:
+        """The weights that the runs would end with."""
+        return {**self.weights, **self.means}
+
+    def _each(self, values: Sequence[Any]) -> Tensor:
+        """One number for each run, or rows of them, in type and device of the weights."""
         return torch.tensor(values, dtype=torch.float64).to(self.weights[self.learnt[0]])
 
-    def _step(self, x: Tensor, y: Tensor, masks: Weights, decay: Weights) -> None:
-        grads = self._gradients(x, y, masks, decay)
-        if self.method in _DEFAULT_RADIUS:
-            before = {name: self.weights[name].clone() for name in self.learnt}
-            try:
-                self._climb(grads)
-                grads = self._gradients(x, y, masks, decay)
-            finally:  # an interrupt must not leave them up there
-                self.weights.update(before)
-        self.steps += 1
-        if self.method == "adam":
-            self._adam(grads)
-            return
-        if self.momentum.any():
-            if not self.states:
-                self.states = [{name: torch.zeros_like(g) for name, g in grads.items()}]
-            for name, g in grads.items():
-                grads[name] = self.states[0][name].mul_(_column(self.momentum, g)).add_(g)
-        for name, g in grads.items():
-            self.weights[name].addcmul_(g, _column(self.rate, g), value=-1)
-
-    def _gradients(self, x: Tensor, y: Tensor, masks: Weights, decay: Weights) -> Weights:
+    def _gradients(
+        self, x: Tensor, y: Tensor, masks: Weights, decay: Weights, slope: Tensor | None
+    ) -> tuple[Weights, Tensor]:
+        """The gradients, and the slope of the losses at the outputs, which may be given."""
         leaves = {name: self.weights[name].requires_grad_() for name in self.learnt}
         try:
             outputs = self.forward({**self.weights, **masks}, x, True)
-            mean = self._each_sample(Loss.__call__, outputs, y).mean(1)  # of each run
-            gradients = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True)
+            wanted = list(leaves.values())
+            if slope is None:
+                mean = self._each_sample(Loss.__call__, outputs, y).mean(1)  # of each run
+                *gradients, slope = torch.autograd.grad(
+                    mean.sum(), [*wanted, outputs], allow_unused=True
+                )
+            else:
+                gradients = list(torch.autograd.grad(outputs, wanted, slope, allow_unused=True))
         finally:
             for leaf in leaves.values():
                 leaf.requires_grad_(False)
@@ -273,11 +281,11 @@ class _StackedTraining:
                 continue
             # Not in place: two parameters may have been given one tensor.
             if "squared" in decay:
-                grads[name] = g = torch.addcmul(g, w, _column(2 * decay["squared"], w))
+                grads[name] = g = torch.addcmul(g, w, column(2 * decay["squared"], w))
             if "norm" in decay:
-                norms = _squares(w).sqrt().clamp_min(torch.finfo(w.dtype).tiny)
-                grads[name] = torch.addcmul(g, w, _column(decay["norm"] / norms, w))
-        return grads
+                norms = squares(w).sqrt().clamp_min(torch.finfo(w.dtype).tiny)
+                grads[name] = torch.addcmul(g, w, column(decay["norm"] / norms, w))
+        return grads, slope
 
     def _each_sample(
         self, of: Callable[[Loss, Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor
@@ -290,43 +298,22 @@ class _StackedTraining:
         each = zip(self.runs, outputs, y, strict=True)
         return torch.stack([of(run.loss, z, own) for run, z, own in each])
 
-    def _climb(self, grads: Weights) -> None:
-        """Move the weights to the worst point of the ball of SAM or ASAM, to first order."""
-        metric = {
-            name: self.weights[name].abs() + _ETA if self.method == "asam" else 1.0
-            for name in grads
-        }
-        norm = torch.stack([_squares(g * metric[name]) for name, g in grads.items()]).sum(0).sqrt()
-        length = torch.where(norm.isfinite() & (norm > 0), self.radius / norm, 0.0)
-        for name, g in grads.items():
-            self.weights[name].add_(g * metric[name] ** 2 * _column(length, g))
-
-    def _adam(self, grads: Weights) -> None:
-        if not self.states:
-            self.states = [{n: torch.zeros_like(g) for n, g in grads.items()} for _ in range(2)]
-        first, second = 1 - 0.9**self.steps, 1 - 0.999**self.steps
-        for name, g in grads.items():
-            mean, square = (state[name] for state in self.states)
-            mean.lerp_(g, 1 - 0.9)
-            square.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
-            length = (square.sqrt() / second**0.5).add_(1e-8)
-            self.weights[name].sub_(_column(self.rate / first, g) * mean / length)
-
     @torch.no_grad()
     def _evaluated(self) -> list[Epoch]:
         n = len(self.runs[0].data[0])
         total = torch.zeros(len(self.runs), dtype=torch.float64)
         wrong = torch.zeros(len(self.runs), dtype=torch.float64)
         has_errors = all(run.loss.has_errors(run.data[1]) for run in self.runs)
+        shown = self._shown
         for rows in torch.arange(n).split(max(1, _CHUNK // len(self.runs))):
             x, y = self.data.slices(rows)
-            outputs = self.forward(self.weights, x, False)
+            outputs = self.forward(shown, x, False)
             losses = self._each_sample(Loss.__call__, outputs, y)
             total += losses.sum(1, dtype=torch.float64).cpu()
             if has_errors:
                 wrong += self._each_sample(_wrong, outputs, y).sum(1).cpu()
-        squares = [self._each(self.still), *(_squares(self.weights[n]) for n in self.learnt)]
-        norms = torch.stack(squares).sum(0).sqrt()
+        parts = [self._each(self.still), *(squares(shown[n]) for n in self.learnt)]
+        norms = torch.stack(parts).sum(0).sqrt()
         return [
             Epoch(float(sum_) / n, float(e) / n if has_errors else None, float(norm))
             for sum_, e, norm in zip(total, wrong, norms, strict=True)
@@ -338,10 +325,11 @@ class _StackedTraining:
             return
         self._hand_over([i for i in range(len(self.runs)) if i not in set(stay)])
         if stay:
-            self.weights, *self.states = (
+            self.weights, self.means = (
                 {name: laid_out(list(w[stay])) for name, w in part.items()}
-                for part in (self.weights, *self.states)
+                for part in (self.weights, self.means)
             )
+            self.steps.keep(stay)
             self.dropouts.keep(stay)
         self.orders = [self.orders[i] for i in stay]
         self.pairs = [self.pairs[i] for i in stay]
@@ -350,11 +338,20 @@ class _StackedTraining:
 
     @torch.no_grad()
     def _hand_over(self, leaving: Sequence[int]) -> None:
+        shown = self._shown
         for i in leaving:
             state = dict(self.runs[i].model.named_parameters())
             for name in self.learnt:
                 place = (slice(None), self.seen) if name == self.first else ...
-                state[name][place] = self.weights[name][i]
+                state[name][place] = shown[name][i]
+
+
+def _steps_of(run: _Run) -> StackedSteps:
+    perturbed = dict(run.model.named_parameters())
+    if run.settings.optimizer == "sam_on":
+        scales = {id(p) for p in norms_only(run.model)[0]["params"]}
+        perturbed = {name: p for name, p in perturbed.items() if id(p) in scales}
+    return StackedSteps(run.settings.optimizer, perturbed.keys())
 
 
 def _wrong(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -422,12 +419,3 @@ def _taken(tensors: list[Tensor], of: list[int], rows: Tensor) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
     return torch.stack([tensors[i][own] for i, own in zip(of, rows, strict=True)])
-
-
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    """One number for each run, in a shape that multiplies a stacked parameter."""
-    return values.view(-1, *(1 for _ in like.shape[1:]))
-
-
-def _squares(t: Tensor) -> Tensor:
-    return t.flatten(1).square().sum(1)

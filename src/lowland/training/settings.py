@@ -1,6 +1,7 @@
 """The settings of a training, and its course epoch by epoch."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -9,8 +10,19 @@ from lowland.errors import InputError
 if TYPE_CHECKING:
     from lowland.findings import TrainingRecord
 
-Method = Literal["sgd", "adam", "sam", "asam", "entropy_sgd", "replicated_sgd"]
+# Those with a radius, and the radius that each has if none is given.
+RADII = {
+    "sam": 0.05,
+    "asam": 0.5,
+    "sam_on": 0.05,
+    "friendly_sam": 0.05,
+    "look_sam": 0.05,
+    "functional_sam": 0.05,
+}
+METHODS = ("sgd", "adam", "rmsprop", *RADII, "entropy_sgd", "replicated_sgd", "ivon")
 Penalty = Literal["squared", "norm"]
+Schedule = Literal["constant", "cosine", "cyclical", "warm_restarts"]
+AverageKind = Literal["swa", "ema"]
 
 
 @dataclass(frozen=True)
@@ -20,42 +32,125 @@ class TrainingSettings:
     ``decay`` is the paper's beta. It adds ``beta sum w^2`` to the loss (``penalty="squared"``, as
     the paper says) or ``beta`` times the sum of the layers' norms (``"norm"``, as its authors'
     demo does), over weights with two dimensions or more, in the first ``decay_epochs`` epochs.
-    ``radius`` is rho of SAM and ASAM; None is their own default.
+    ``optimizer`` is a name, or ``pkg.module:factory`` of a function ``(model, settings) -> torch
+    optimiser`` whose ``step`` takes a closure. ``radius`` is rho of SAM and its kin; None is their
+    own default.
+
+    The learning rate changes from step to step: along half a cosine over ``max_epochs``
+    (``"cosine"``), along the same in every ``cycle`` epochs (``"warm_restarts"``; Loshchilov &
+    Hutter, ICLR 2017), or up and down on straight lines (``"cyclical"``; Smith, WACV 2017), each
+    between ``learning_rate`` and ``rate_floor`` times that.
+
+    ``average="swa"`` makes the network the mean of its weights after each epoch from
+    ``average_from`` on, with cycles after the last epoch of each; ``"ema"`` makes it the
+    exponential mean of its weights after each step, with ``average_decay``. Loss and error of the
+    epochs are then those of the mean, and the goal is not reached before there is one.
     """
 
-    optimizer: Method = "sgd"
+    optimizer: str = "sgd"
     learning_rate: float = 0.1
+    schedule: Schedule = "constant"
+    cycle: int = 10
+    rate_floor: float = 0.0
     momentum: float = 0.0
     batch_size: int = 25
     radius: float | None = None
     decay: float = 0.0
     penalty: Penalty = "squared"
     decay_epochs: int | None = 200
+    average: AverageKind | None = None
+    average_from: int | None = None
+    average_decay: float = 0.999
     stop_loss: float = 5e-4
     max_epochs: int = 1000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "batch_size", "stop_loss", "max_epochs"):
+        for name in ("learning_rate", "cycle", "batch_size", "stop_loss", "max_epochs"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive; got {getattr(self, name)}")
-        for name, choices in (("optimizer", Method), ("penalty", Penalty)):
-            if getattr(self, name) not in get_args(choices):
+        for name, choices in (
+            ("optimizer", METHODS),
+            ("schedule", get_args(Schedule)),
+            ("penalty", get_args(Penalty)),
+            ("average", (None, *get_args(AverageKind))),
+        ):
+            value = getattr(self, name)
+            if value not in choices and not (name == "optimizer" and ":" in value):
+                raise InputError(f"{name} must be one of {_listed(choices)}; got {value!r}")
+        for name in ("momentum", "average_decay"):
+            if not 0 <= getattr(self, name) < 1:
                 raise InputError(
-                    f"{name} must be one of {', '.join(get_args(choices))}; got "
-                    f"{getattr(self, name)!r}"
+                    f"{name} must be at least 0 and below 1; got {getattr(self, name)}"
                 )
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum must be at least 0 and below 1; got {self.momentum}")
-        if self.momentum and self.optimizer == "adam":
-            raise InputError("adam has its own momentum; leave momentum at 0")
+        if not 0 <= self.rate_floor <= 1:
+            raise InputError(f"rate_floor must be from 0 to 1; got {self.rate_floor}")
+        if self.momentum and self.optimizer in ("adam", "ivon"):
+            raise InputError(f"{self.optimizer} has its own momentum; leave momentum at 0")
         if not self.decay >= 0:
             raise InputError(f"decay must not be negative; got {self.decay}")
-        if self.radius is not None and not (self.radius > 0 and self.optimizer in ("sam", "asam")):
+        has_radius = self.optimizer in RADII or ":" in self.optimizer
+        if self.radius is not None and not (self.radius > 0 and has_radius):
             raise InputError(
-                f"radius must be positive, and belongs to sam and asam; got {self.radius} with "
+                f"radius must be positive, and belongs to {_listed(RADII)}; got {self.radius} with "
                 f"{self.optimizer}"
             )
+        if self.average is not None and self.optimizer == "replicated_sgd":
+            raise InputError("replicated_sgd is an average already; leave average out")
+        if self.least_epochs > self.max_epochs:
+            raise InputError(
+                f"the average would begin after epoch {self.least_epochs}, but max_epochs is "
+                f"{self.max_epochs}; raise max_epochs, or lower average_from or cycle"
+            )
+
+    def rate_at(self, epochs: float) -> float:
+        """The learning rate after so many epochs, of which the last may be a part."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        length = self.max_epochs if self.schedule == "cosine" else self.cycle
+        part = (epochs / length) % 1.0
+        if self.schedule == "cyclical":
+            height = 1 - abs(1 - 2 * part)
+        else:
+            height = (1 + math.cos(math.pi * part)) / 2
+        return self.learning_rate * (self.rate_floor + (1 - self.rate_floor) * height)
+
+    @property
+    def first_averaged(self) -> int:
+        """The first epoch, counted from 1, whose weights may be in the average."""
+        if self.average_from is not None:
+            return self.average_from
+        # Three quarters of the budget, as Izmailov et al. have it.
+        return 1 + 3 * self.max_epochs // 4 if self.average == "swa" else 1
+
+    def collects_after(self, epoch: int) -> bool:
+        """Whether the weights after an epoch go into the plain mean."""
+        ends = epoch % self.cycle == 0 if self.schedule in ("cyclical", "warm_restarts") else True
+        return self.average == "swa" and epoch >= self.first_averaged and ends
+
+    def average_share(self, epoch: int, *, end: bool) -> float:
+        """How far the mean moves to the weights, at each step of an epoch or at its ``end``.
+
+        1 before there is a mean: it is the weights then.
+        """
+        if self.average is None or epoch < self.first_averaged:
+            return 1.0
+        if self.average == "ema":
+            return 0.0 if end else 1 - self.average_decay
+        collected = sum(map(self.collects_after, range(self.first_averaged, epoch + 1)))
+        if end and self.collects_after(epoch):
+            return 1 / collected
+        return 0.0 if collected else 1.0
+
+    @property
+    def least_epochs(self) -> int:
+        """The epochs after which there is an average, if there shall be one."""
+        if self.average is None:
+            return 0
+        epoch = self.first_averaged
+        while self.average == "swa" and not self.collects_after(epoch):
+            epoch += 1
+        return epoch
 
     def decay_in(self, epoch: int) -> float:
         """The strength of the penalty in an epoch, counted from 1."""
@@ -129,9 +224,14 @@ class Training:
         )
 
 
+def _listed(names: Iterable[str | None]) -> str:
+    return ", ".join(str(name).lower() for name in names)
+
+
 def reached(epochs: list[Epoch], settings: TrainingSettings) -> bool:
-    """Whether the last epoch's loss is below the goal."""
-    return bool(epochs) and epochs[-1].loss < settings.stop_loss
+    """Whether the last epoch's loss is below the goal, and the network is the one asked for."""
+    enough = len(epochs) >= max(1, settings.least_epochs)
+    return enough and epochs[-1].loss < settings.stop_loss
 
 
 def lost(epochs: list[Epoch]) -> bool:

@@ -291,3 +291,13 @@ def _seen_by_dropouts(model: nn.Module, inputs: Tensor) -> dict[str, torch.Size]
     if shapes[0] != shapes[1]:
         raise RuntimeError("what a dropout sees depends on the number of samples")
     return shapes[0]
+
+
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """One number for each run, in a shape that multiplies a stacked parameter."""
+    return values.view(-1, *(1 for _ in like.shape[1:]))
+
+
+def squares(t: Tensor) -> Tensor:
+    """The sum of squares of each run."""
+    return t.flatten(1).square().sum(1)

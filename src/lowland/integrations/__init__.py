@@ -1,0 +1,1 @@
+"""The probe in training frameworks; each is a file that imports its framework."""

@@ -1,0 +1,106 @@
+"""The probe as a callback of Lightning."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lowland.errors import InputError
+from lowland.losses import LossLike
+from lowland.probe import Probe
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:
+    raise ImportError(
+        "lowland.integrations.lightning needs Lightning: pip install 'lowland[lightning]'"
+    ) from None
+
+
+class SharpnessMonitor(Callback):
+    """Logs what a :class:`lowland.Probe` measures to the Trainer's loggers.
+
+    ``trainer.callback_metrics`` has the numbers as well, for other callbacks to watch.
+
+    Args:
+        loss: as for :class:`lowland.Problem`; the module's ``forward`` gives the outputs.
+        batch: the samples to measure on; by default the first batch of the training.
+        model: the name of the network within the module, if that is not the module itself.
+        on: ``"step"`` measures after optimiser steps, critical sharpness along the optimiser's own
+            update; ``"validation"`` after each validation, along the gradient.
+        every: optimiser steps between two measurements; by default 100, or with
+            ``on="validation"`` as often as there is a validation.
+        measures: as for the probe.
+        max_overhead: as for the probe.
+    """
+
+    probe: Probe | None = None  # since the training's first batch
+
+    def __init__(
+        self,
+        loss: LossLike = "cross_entropy",
+        batch: Any = None,
+        *,
+        model: str | None = None,
+        on: Literal["step", "validation"] = "step",
+        every: int | None = None,
+        measures: Sequence[str] | str | None = None,
+        max_overhead: float | None = 0.05,
+    ) -> None:
+        if on not in ("step", "validation"):
+            raise InputError(f"on must be 'step' or 'validation'; got {on!r}")
+        self.loss, self.batch, self.model, self.on = loss, batch, model, on
+        self.options: dict[str, Any] = {
+            "every": every or (100 if on == "step" else 1),
+            "measures": measures,
+            "max_overhead": max_overhead,
+        }
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the last training."""
+        self.probe = None
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Make the probe, before the first update."""
+        if self.probe is not None:
+            return
+        model = pl_module.get_submodule(self.model) if self.model else pl_module
+        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        if self.batch is None:  # a copy, since loaders may write the next batch into its memory
+            batch = pytree.tree_map(lambda t: t.clone() if torch.is_tensor(t) else t, batch)
+        else:
+            batch = self.batch
+        self.probe = Probe(
+            model,
+            self.loss,
+            batch,
+            optimizer=optimizer if self.on == "step" else None,
+            **self.options,
+        )
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Measure after a step of the optimiser."""
+        if self.on != "step" or self.probe is None:
+            return
+        scalars = self.probe(trainer.global_step)
+        if scalars:
+            # Lightning would only pass on what falls on a multiple of its log_every_n_steps.
+            pl_module.log_dict(scalars, logger=False)
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars, step=trainer.global_step)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure after a validation, but not after the one that precedes the training."""
+        if self.on == "validation" and self.probe is not None and not trainer.sanity_checking:
+            scalars = self.probe(trainer.global_step)
+            pl_module.log_dict(scalars, sync_dist=trainer.world_size > 1)

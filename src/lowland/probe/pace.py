@@ -1,0 +1,67 @@
+"""When to measure next, so that all measuring takes no more than its share of the time."""
+
+import math
+import time
+
+from lowland.distributed import of_first_rank
+from lowland.errors import InputError
+
+
+class Pace:
+    """The time of a training and of what is measured in it.
+
+    Args:
+        every: steps between two measurements, at least.
+        max_overhead: the share of the training's own time that they may take together, or None.
+    """
+
+    def __init__(self, every: int, max_overhead: float | None) -> None:
+        if not isinstance(every, int) or every < 1:
+            raise InputError(f"every is a whole number of steps, at least 1; got {every!r}")
+        if max_overhead is not None and not max_overhead > 0:
+            raise InputError(
+                f"max_overhead is a share of the training's time, such as 0.05, or None; got "
+                f"{max_overhead!r}"
+            )
+        self.every, self.max_overhead = every, max_overhead
+        self._next: int | None = None  # the step of the next measurement
+        self.trained = 0.0  # seconds outside of the probe
+        self.spent = 0.0  # and inside
+        self._first: int | None = None
+        self._since = time.perf_counter()
+
+    @property
+    def overhead(self) -> float:
+        """What was spent, as a share of the training's own time."""
+        return self.spent / max(self.trained, 1e-9)
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time to measure; it is at the first step of all."""
+        return self._next is None or step >= self._next
+
+    def enter(self, step: int) -> None:
+        """The training has come to a step."""
+        self.trained += self._lap()
+        if self._first is None:
+            self._first = step
+
+    def leave(self) -> None:
+        """The training goes on."""
+        self.spent += self._lap()
+
+    def plan(self, step: int, cost: float) -> None:
+        """Choose the step of the next measurement, which would cost as much as this one.
+
+        All ranks take the first one's clock, so that they measure at the same steps.
+        """
+        assert self._first is not None
+        trained, spent, cost = of_first_rank((self.trained, self.spent, cost))
+        wait = 1
+        if self.max_overhead is not None:
+            each = max(trained, 1e-9) / (step - self._first + 1)
+            wait = math.ceil(((spent + cost) / self.max_overhead - trained) / each)
+        self._next = -(-(step + max(wait, 1)) // self.every) * self.every
+
+    def _lap(self) -> float:
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
