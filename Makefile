@@ -28,10 +28,26 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# One thread: the examples that run are tiny, and more threads would only wait for each other.
 .PHONY: docs
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs: docs/_build/html/index.html"
+
+# What the README and the docs open with. Needs Chromium for the picture of the page.
+CHROMIUM ?= chromium
+.PHONY: pictures
+pictures: $(VENV)/.data
+	$(BIN)/lowland analyze --out lowland-report
+	$(BIN)/lowland report lowland-report --figures png --out lowland-figures
+	cp lowland-figures/landscape-3d.png docs/pictures/landscape.png
+	$(CHROMIUM) --headless --no-sandbox --hide-scrollbars --window-size=1200,920 --virtual-time-budget=20000 \
+	  --screenshot=docs/pictures/report.png lowland-report/report.html
+
+# The reference models that a report ranks measures among; a quarter of an hour.
+.PHONY: zoo
+zoo: $(VENV)/.data
+	$(BIN)/python -m lowland.studies.zoo zoo
 
 # Peers live in an environment of their own: they must not move what the tests are run with.
 BENCH := .bench-venv
@@ -49,9 +65,26 @@ $(BENCH)/.peers: constraints.txt pyproject.toml benchmarks/requirements.txt
 	@$(BENCH)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt --no-deps -r benchmarks/requirements.txt
 	@touch $@
 
+# The wheel and the sdist in dist/, complete, and the wheel in an environment with nothing else.
+EMPTY := .empty-venv
+
+.PHONY: package
+package: $(VENV)/.release
+	rm -rf build dist $(EMPTY)
+	$(BIN)/python -m build --outdir dist >/dev/null
+	$(BIN)/python .ci/release.py
+	@$(MAKE) VENV=$(EMPTY) $(EMPTY)/.torch
+	@$(EMPTY)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt dist/*.whl
+	$(EMPTY)/bin/python -P .ci/installed.py
+
+# The same, and version, changelog and tag agree; see CONTRIBUTING.md.
+.PHONY: release
+release: package
+	$(BIN)/python .ci/release.py release
+
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(BENCH) build dist docs/_build docs/generated lowland-report src/*.egg-info
+	rm -rf $(VENV) $(BENCH) $(EMPTY) build dist docs/_build docs/generated lowland-report lowland-figures zoo src/*.egg-info
 
 # A file in the environment stands for each thing that was installed into it. torch goes in first
 # and alone, so that no other package's requirement can choose its build.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import executed
 import gallery
 import mathml
 
@@ -16,7 +17,7 @@ copyright = "The Lowland authors, MIT licence"
 version = release = lowland.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "generated"]
 
@@ -30,10 +31,11 @@ html_theme = "furo"
 html_title = f"Lowland {version}"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
-html_css_files = ["formulas.css"]
+html_css_files = ["formulas.css", "pages.css"]
 html_copy_source = False
 
 
 def setup(app):
     app.connect("builder-inited", lambda app: gallery.write(Path(app.srcdir)))
     mathml.setup(app)
+    executed.setup(app)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lowland.experiment.configuration import SETTINGS
 from lowland.measures import registered
+from lowland.report.mathml import mathml
 
 SHARPER = {
     "higher": "a higher value is a sharper, or larger, solution",
@@ -40,7 +41,7 @@ def _entry(measure):
     needs += ["test data"] * measure.needs_test + ["the initial weights"] * measure.needs_initial
     unchanged = ", ".join(sorted(measure.invariant)) or "nothing beyond what all measures share"
     rows = {
-        "Formula": f"`{measure.formula}`",
+        "Formula": f"{mathml(measure.formula)} &ensp; (`{measure.formula}`)",
         "Direction": SHARPER[measure.sharper],
         "Needs": ", ".join(needs),
         "Loss": measure.loss and f"`{measure.loss}`, whatever the problem's own",

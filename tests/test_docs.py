@@ -25,7 +25,7 @@ from lowland.measures import registry
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
-PAGES += sorted(DOCS.glob("*.md"))
+PAGES += sorted(p for f in (".", "questions", "tutorials") for p in (DOCS / f).glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MODULES = [m.name for m in pkgutil.walk_packages(ll.__path__, "lowland.")]
 MODULES = [name for name in MODULES if not name.endswith("__main__")]
@@ -140,7 +140,21 @@ def test_making_page_shows_a_grid_of_80_runs(desk):
 
 
 def test_optimisers_page_runs(desk):
-    assert follow(DOCS / "optimisers.md", desk, "python").count("tensor(") == 3
+    assert follow(DOCS / "optimisers.md", desk, "python").count("tensor(") == 4
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # few workers, few batches
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+def test_probe_page_runs(desk):
+    pytest.importorskip("lightning", reason="needs the package lightning")
+    pytest.importorskip("accelerate", reason="needs the package accelerate")
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    printed = follow(DOCS / "probe.md", desk, "python")
+    assert "'lowland/critical_sharpness', 'lowland/critical_learning_rate'" in printed
+    assert "[2, 4, 6, 8, 10, 12]" in printed
+    assert printed.count("True") == 2
+    assert (desk / "probe.csv").read_text().startswith("step,lowland/critical_sharpness")
 
 
 def test_curvature_page_runs(desk):
@@ -150,12 +164,68 @@ def test_curvature_page_runs(desk):
     assert "Diagonal(4 parameters exact" in printed
 
 
+def test_report_page_runs(desk):
+    follow(DOCS / "report.md", desk, "python")
+    assert (desk / "density.pdf").read_bytes().startswith(b"%PDF")
+
+
 @pytest.mark.slow
 def test_your_own_network_runs(desk):
     printed = follow(DOCS / "your_model.md", desk, "python")
     assert printed.count("Problem(") == 14
     assert "next_token, 6 training samples" in printed
     assert "does not apply" not in printed
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_first_page_run(desk):
+    data = ll.data.load("digits", per_class=10, test_per_class=10)
+    train, test = (torch.utils.data.TensorDataset(*part) for part in (data.train, data.test))
+    names = {
+        "model": ll.training.mlp((64, 12, 12, 10)),
+        "train_loader": torch.utils.data.DataLoader(train, 20),
+        "test_loader": torch.utils.data.DataLoader(test, 20),
+    }
+    ((_, text),) = blocks(DOCS / "index.md", "python")
+    exec(compile(text, "index.md", "exec"), names)
+    assert (desk / "report" / "report.html").is_file()
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """What runs the code of questions, tutorials and docs/migration.md in `make docs`."""
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("executed")
+
+
+def test_executed_pages_show_what_their_code_printed_and_drew(executed, tmp_path):
+    page = "A\n\n```python\nx = 2\nprint(x + 1)\n```\n\nB\n\n```python\nassert x == 2\n```\n"
+    page += "```python\nimport matplotlib.pyplot as plt\n\nplt.plot([1, x])\n```\n"
+    page += "```py\nof another library\n```\n"
+    before = torch.get_rng_state(), os.getcwd()
+    text = executed.with_outputs(page, "tutorials/x", tmp_path)
+    assert "print(x + 1)\n```\n\n```{code-block} text\n:class: output\n\n3\n```\n\nB" in text
+    assert text.count(":class: output") == 1
+    assert (tmp_path / "tutorials-x-3-1.png").is_file()
+    assert "tutorials-x-3-1.png)" in text
+    assert text.endswith("another library\n```\n")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert os.getcwd() == before[1]
+
+
+def test_executed_pages_that_fail_say_where(executed, tmp_path):
+    page = "```python\nx = 1\n```\n\n```python\nx / 0\n```\n"
+    with pytest.raises(ZeroDivisionError) as caught:
+        executed.with_outputs(page, "tutorials/x", tmp_path)
+    assert "tutorials/x, block 2" in str(caught.traceback[-1])
+
+
+def test_every_question_and_tutorial_is_executed(executed):
+    names = [p.relative_to(DOCS).with_suffix("") for p in PAGES if p.is_relative_to(DOCS)]
+    deep = {str(name) for name in names if len(name.parts) > 1}
+    assert len(deep) >= 12
+    assert all(executed.PAGES.fullmatch(name) for name in deep)
+    assert executed.PAGES.fullmatch("migration")
 
 
 def test_new_measure_is_one_file(desk, monkeypatch):
@@ -182,6 +252,7 @@ def test_gallery_shows_every_measure():
     page = runpy.run_path(str(DOCS / "gallery.py"))["page"](registry.registered())
     for measure in registry.registered().values():
         assert f"## {measure.title}\n" in page
+        assert '<math displaystyle="true">' in page
         assert measure.definition in page
 
 
@@ -275,7 +346,8 @@ def test_readme_begins_with_the_two_commands():
     assert (ROOT / "README.md").read_text("utf-8").startswith("# Lowland\n\n```sh\n")
 
 
-SHIPPED = [*PAGES, *sorted(DOCS.glob("*.py")), ROOT / "Makefile", ROOT / ".ci/run"]
+SHIPPED = [*PAGES, *sorted(DOCS.glob("*.py")), ROOT / "Makefile"]
+SHIPPED += sorted((ROOT / ".ci").iterdir())
 SHIPPED += [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
 
 
