@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from landscapes import make_landscape
 from lowland.findings import (
     Approximations,
     Check,
@@ -24,6 +25,7 @@ from lowland.findings import (
     Subject,
     Totals,
     TrainingRecord,
+    WholeSpectrum,
     Widths,
 )
 
@@ -100,6 +102,33 @@ def make_results(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Results:
             ),
         ),
         notes=("3 of 1,000 test samples have no dual, because layer '2' sees a zero input.",),
+        versions={"Python": "3.12.1", "torch": "2.13.0"},
+        spectrum=make_spectrum(),
+        landscape=make_landscape(),
+    )
+
+
+def make_spectrum() -> WholeSpectrum:
+    """A quadrature of many eigenvalues at zero and three that are known one by one."""
+    nodes = np.array([-0.01, 0.0, 0.05, 1.2, 2.0, 3.1])
+    weights = np.array([0.2, 0.6, 0.2 - 3 / 24720, *[1 / 24720] * 3])
+    grid = np.linspace(-0.2, 3.4, 200)
+    each = np.exp(-0.5 * ((grid[:, None] - nodes) / 0.04) ** 2) / (0.04 * np.sqrt(2 * np.pi))
+    return WholeSpectrum(
+        size=24720,
+        samples=4000,
+        exact=False,
+        method="block Lanczos quadrature",
+        products=24,
+        floor=1e-6,
+        nodes=nodes,
+        weights=weights,
+        residuals=np.array([0.01, 0.01, 0.02, 1e-3, 1e-4, 1e-5]),
+        single=np.array([False, False, False, True, True, True]),
+        grid=grid,
+        density=each @ weights,
+        stderr=0.1 * (each @ weights),
+        bandwidth=0.04,
     )
 
 
@@ -120,6 +149,8 @@ def make_split(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Decomposition:
     return Decomposition(
         setting=Setting(
             layer="2",
+            dual="activity",
+            joint=False,
             basis="hessian",
             gauge="given",
             pairing=pairing,
@@ -139,7 +170,7 @@ def make_split(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Decomposition:
             eq11=sum(parts),
             sharp=parts[0],
             flat=parts[1],
-            intervals=Intervals((0.3, 0.5), (0.1, 0.2), (0.2, 0.3)),
+            intervals=Intervals((0.3, 0.5), (0.1, 0.2), (0.2, 0.3), (-0.2, -0.05)),
             weight_norm=9.84,
             total_w=float((sigma_w**2).sum()),
             total_w_data=float((sigma_w**2).sum()),
@@ -150,6 +181,7 @@ def make_split(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Decomposition:
             pairs=997,
             excluded=3,
             excluded_gap=0.0021,
+            excluded_share=0.005,
             degenerate={"inputs of the layer are all zero": 3},
             positions=1,
             rank=1.0,
@@ -172,7 +204,10 @@ def make_split(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Decomposition:
 
 
 def make_layer_row(name: str, split: Decomposition) -> LayerRow:
-    return replace(split.row, layer=name, sigma_g=1.5, sigma_w=0.9, trusted=name != "0")
+    doubt = "activities are missed by 80%, losses by 60%" if name == "0" else None
+    return replace(
+        split.row, layer=name, sigma_g=1.5, sigma_w=0.9, trusted=doubt is None, doubt=doubt
+    )
 
 
 def make_measures() -> tuple[MeasureRow, ...]:

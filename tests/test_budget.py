@@ -120,8 +120,20 @@ def test_an_interrupt_before_any_step_of_the_explanation_keeps_the_outcome():
     progress = interrupting("pairs of test and training samples")
     results = ll.analyze(make_problem(), progress=progress).results
     assert results.outcome.gap is not None
-    assert (results.duality, results.convergence.state) == (None, "unknown")
+    assert results.duality is None
+    assert results.convergence.gradient is None
+    assert results.convergence.state in ("unknown", "untrained")
     assert all(row.value is None for row in results.measures if row.name not in OUTCOME)
+
+
+def test_a_network_that_is_not_trained_is_told_whenever_the_analysis_ends():
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(40, 3)
+    y = (model(x)[:, 0] > model(x)[:, 1]).long()  # always wrong
+    problem = ll.Problem(model, train=(x[:20], y[:20]), test=(x[20:], y[20:]))
+    analysis = ll.analyze(problem, progress=interrupting("pairs of test and training samples"))
+    assert analysis.results.convergence.state == "untrained"
+    assert analysis.answer.startswith("This network is not trained")
 
 
 def test_an_interrupt_before_there_is_an_outcome_raises():

@@ -100,7 +100,7 @@ def test_help_and_version_import_no_torch(tmp_path):
     assert "--checkpoint" in done.stdout
     assert done.stderr == (
         'lowland: Unknown command "analyse". Did you mean "analyze"? Available commands: train, '
-        "sweep, reproduce, analyze, compare, measures, report; see lowland --help\n"
+        "sweep, analyze, compare, measures, report, landscape, reproduce; see lowland --help\n"
     )
 
 
@@ -214,23 +214,39 @@ def test_files_of_the_user_with_names_of_ours_stay(project, verb):
 
 def test_a_comparison_does_not_replace_a_file_of_the_user(analysed, tmp_path):
     shutil.copytree(analysed[0] / "out", tmp_path / "out")
-    (tmp_path / "notes-3.html").write_text("mine")
+    (tmp_path / "notes.html").write_text("mine")
     line = ("compare", "out", "out", "out", "--out", "notes.html", "--quiet")
     ran = run_inside(*line, cwd=tmp_path)
     assert (ran.code, ran.out) == (2, "")
-    assert "notes-3.html is no page that Lowland wrote, and is not replaced; move it" in ran.err
-    assert entries(tmp_path) == {"out", "notes-3.html"}
-    assert (tmp_path / "notes-3.html").read_text() == "mine"
-    (tmp_path / "notes-3.html").unlink()
-    for _ in range(2):  # a page of ours gives way
+    assert "notes.html is no page that Lowland wrote, and is not replaced; move it" in ran.err
+    assert entries(tmp_path) == {"out", "notes.html"}
+    assert (tmp_path / "notes.html").read_text() == "mine"
+    (tmp_path / "notes.html").unlink()
+    for _ in range(2):  # a page of ours gives way, and one page has all three
         assert run_inside(*line, cwd=tmp_path).code == 0
-    assert entries(tmp_path) == {"out", "notes.html", "notes-3.html"}
+    assert entries(tmp_path) == {"out", "notes.html"}
+    assert "comparison of 3 solutions" in (tmp_path / "notes.html").read_text()
+
+
+def test_figures_of_a_saved_analysis(analysed, tmp_path):
+    shutil.copytree(analysed[0] / "out", tmp_path / "out")
+    line = ("report", "out", "--figures", "svg", "--out", "figures")
+    ran = run_inside(*line, "--json", "--quiet", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    files = json.loads(ran.out)["figures"]
+    assert {Path(file).name for file in files} >= {"gap.svg", "directions.svg"}
+    assert entries(tmp_path / "figures") == {"SHA256SUMS", *(Path(file).name for file in files)}
+    (tmp_path / "figures" / "mine.txt").write_text("mine")
+    ran = run_inside(*line, "--quiet", cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert (tmp_path / "figures" / "mine.txt").read_text() == "mine"
 
 
 def test_json_is_all_there_is_on_stdout(project):
     (project / "loud.py").write_text(LOUD)
     line = ("analyze", "--model", "loud:model", "--data", "mine:data", "--out", "out")
-    ran = run(*line, "--json", "--quiet", cwd=project)
+    # Some measures: what is said on the way does not depend on how many there are.
+    ran = run(*line, "--json", "--quiet", "--measures", "trace,gap", cwd=project)
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     saved = json.loads((project / "out" / "results.json").read_text())

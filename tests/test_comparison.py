@@ -1,6 +1,7 @@
 """Comparing two solutions: exact sums, known causes, and the command."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -13,13 +14,16 @@ from torch import nn
 import lowland as ll
 from browser import chromium
 from commandline import run
+from landscapes import make_surface
 from lowland.comparison import compare, shapley
 from lowland.errors import InputError
-from lowland.findings import Change, PairValues
+from lowland.findings import Change, Landscape, PairValues
 from lowland.problem import Problem
+from lowland.report import render_comparison
 from lowland.results import Analysis
 from test_duality import make_problem
 
+NAMES = ["first", "second", "third"]
 PARTS = ("sharpness", "size", "correlation", "means")
 
 
@@ -255,6 +259,29 @@ def test_the_command_prints_and_draws(analyses, tmp_path):
     document = json.loads(as_json.out)
     assert document["change"]["value"] == compare(*analyses).results.change.value
     assert as_json.err == ""
+
+
+def test_several_solutions_share_one_page_and_its_scales(analyses):
+    surface = make_surface()
+    wider = replace(surface, train=10 * surface.train, spans=(-2.0, 1.0, -0.8, 3.0))
+    drawn = [
+        replace(its, results=replace(its.results, landscape=Landscape((), one)))
+        for its, one in zip((*analyses, analyses[1]), (surface, wider, surface), strict=True)
+    ]
+    comparisons = [compare(drawn[0], other) for other in drawn[1:]]
+    page = render_comparison(comparisons)
+    text = re.search(r'id="pictures">(.*?)</script>', page, re.S)[1]
+    figures = {its["key"]: its["views"][0] for its in json.loads(text)}
+    ranges = [figures[f"waterfall-{name}"]["layout"]["yaxis"]["range"] for name in NAMES[1:]]
+    assert ranges[0] == ranges[1]
+    assert [trace["name"] for trace in figures["spectrum"]["data"]] == NAMES
+    scenes = [figures[f"surface-{name}"]["layout"]["scene"] for name in NAMES]
+    assert scenes[0]["xaxis"]["range"] == scenes[1]["xaxis"]["range"] == [-2.0, 1.0]
+    assert scenes[0]["zaxis"]["range"] == scenes[1]["zaxis"]["range"]
+    colours = [figures[f"surface-{name}-contours"]["data"][0]["zmax"] for name in NAMES]
+    assert len(set(colours)) == 1
+    assert "What makes the third differ" in page
+    assert len(page.encode()) < 3_000_000
 
 
 def test_the_command_says_what_is_wrong(analyses, tmp_path):

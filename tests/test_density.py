@@ -6,6 +6,7 @@ import matplotlib
 import pytest
 import torch
 
+from lowland.curvature import eigsh
 from lowland.curvature.density import spectral_density
 from lowland.curvature.operator import Dense
 from lowland.errors import InputError
@@ -177,6 +178,15 @@ def test_it_draws_itself(uniform):
     assert len(ax.lines) == len(ax.collections) == 1
     assert uniform.plot(ax) is ax
     matplotlib.pyplot.close(ax.figure)
+    assert "data:image/png;base64," in uniform._repr_html_()
+
+
+def test_eigenvalues_are_drawn_with_their_residuals():
+    pairs = eigsh(Hidden(MATRIX), k=3, which="largest")
+    ax = pairs.plot()
+    assert [bar.get_height() for bar in ax.patches] == pairs.values.tolist()
+    matplotlib.pyplot.close(ax.figure)
+    assert pairs._repr_html_().startswith("<pre>Eigenpairs([")
 
 
 def test_wrong_requests_are_refused():

@@ -82,6 +82,8 @@ DASK = pytest.mark.skipif(
 )
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 OURS = ["processes", pytest.param("dask", marks=DASK)]  # those whose workers we start
+# Whole scripts with a cluster of their own take seconds each, and say the same of both.
+SCRIPTED = ["processes", pytest.param("dask", marks=[DASK, pytest.mark.slow])]
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +316,11 @@ def script(shop) -> Iterator[Callable[..., Script]]:
 @LINUX
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("processes", True), ("processes", False), pytest.param("dask", True, marks=DASK)],
+    [
+        ("processes", True),
+        ("processes", False),
+        pytest.param("dask", True, marks=[DASK, pytest.mark.slow]),
+    ],
 )
 def test_a_script_without_a_guard_has_stdout_for_itself(name, file, script):
     """Its module is found in its directory, and when it ends nothing of it stays."""
@@ -344,7 +350,7 @@ SLEEPING = """
 
 
 @LINUX
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", SCRIPTED)
 def test_no_worker_outlives_a_killed_parent(name, script, tmp_path):
     ran = script(SLEEPING.format(name=name, folder=str(tmp_path)))
     workers = {pid_in(tmp_path / "0"), pid_in(tmp_path / "1")}
@@ -356,7 +362,7 @@ def test_no_worker_outlives_a_killed_parent(name, script, tmp_path):
 
 
 @LINUX
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", SCRIPTED)
 def test_an_interrupt_of_all_ends_all_and_only_the_parent_speaks(name, script, tmp_path):
     ran = script(SLEEPING.format(name=name, folder=str(tmp_path)))
     workers = {pid_in(tmp_path / "0"), pid_in(tmp_path / "1")}

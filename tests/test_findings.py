@@ -69,7 +69,7 @@ def test_an_infinite_loss_defect_is_saved_and_shown(tmp_path):
     torch.manual_seed(0)
     X, Z, y = torch.randn(12, 4), torch.randn(12, 4), torch.arange(12) % 3
     problem = ll.Problem(Cancelling(), train=(X, y), test=(Z, y))
-    ll.analyze(problem, "layer", out=tmp_path / "out", measures=[])
+    ll.analyze(problem, "layer", out=tmp_path / "out", dual="activity", measures=[])
     again = load(tmp_path / "out").results
     check = next(check for check in again.checks if "reproduce the losses" in check.name)
     assert again.duality.fit.loss_defect == check.value == math.inf

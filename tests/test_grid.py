@@ -151,9 +151,12 @@ WORDS = {
     "data": st.sampled_from(["mnist5k", "xor", "my.data:pair"]),
     "network": st.sampled_from(["2-1", "784-30-30-10", "lenet", "nets:make"]),
     "loss": st.sampled_from(["mse", "cross_entropy", "my.losses:huber"]),
-    "optimizer": st.sampled_from(["sgd", "sam", "asam", "entropy_sgd", "replicated_sgd"]),
+    "optimizer": st.sampled_from(["sgd", "sam", "asam", "rmsprop", "entropy_sgd", "my.own:make"]),
+    "schedule": st.sampled_from(["constant", "cosine", "cyclical", "warm_restarts"]),
+    "average": st.sampled_from(["swa", "ema"]),
     "penalty": st.sampled_from(["squared", "norm"]),
     "basis": st.sampled_from(["hessian", "ggn", "fisher"]),
+    "dual": st.sampled_from(["activity", "output"]),
     "rescalings": st.lists(st.sampled_from(["layers", "units", "norms", "split"]), unique=True),
 }
 SOME = {
@@ -203,6 +206,7 @@ def test_what_is_measured_does_not_decide_the_weights():
         "layers",
         "n_sharp",
         "basis",
+        "dual",
         "widths",
         "measures",
         "rescalings",
@@ -335,6 +339,9 @@ def test_an_impossible_value_is_named_with_the_possible_ones(name, value, expect
     [
         ("optimizer", "SGD", "did you mean 'sgd'?"),
         ("optimizer", "entropy-sgd", "did you mean 'entropy_sgd'?"),
+        ("optimizer", "LookSAM", "did you mean 'look_sam'?"),
+        ("schedule", "Cosine", "did you mean 'cosine'?"),
+        ("average", "mean", "one of swa, ema"),
         ("loss", "crossentropy", "did you mean 'cross_entropy'?"),
         ("data", "fashion-mnist", "did you mean 'fashion_mnist'?"),
         ("data", "my/data.py:pair", "pkg.module:factory"),
@@ -358,7 +365,8 @@ def test_a_name_that_does_not_exist(name, value, hint):
 
 def test_settings_that_do_not_go_together(read):
     assert said(Configuration, radius=0.1) == (
-        "radius is 0.1, but only sam and asam have one and optimizer is 'sgd'; leave radius out"
+        "radius is 0.1, but only sam, asam, sam_on, friendly_sam, look_sam, functional_sam have "
+        "one and optimizer is 'sgd'; leave radius out"
     )
     assert Configuration(radius=0.1, optimizer="asam").radius == 0.1
     assert said(Configuration, rescalings="units") == (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
+from lowland.measures import pac_bayes_optimised
 from lowland.measures.matrix_normalized_sharpness import matrix_normalized_sharpness
 from lowland.measures.normalized_sharpness import normalized_sharpness
 from lowland.measures.normalized_sharpness_direct import normalized_sharpness_direct
@@ -481,8 +482,20 @@ class TestMagnitude:
 
 
 @pytest.fixture(scope="module")
-def optimised(trained):
-    return ll.measure(trained, "pac_bayes_optimised")["pac_bayes_optimised"]
+def fits(trained):
+    """The means and variances of two trainings (of four), for the measure and for its tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pac_bayes_optimised, "_FITS", 2)
+        w0 = pac_bayes_optimised._flat(trained.initial)
+        return [pac_bayes_optimised._trained(trained, w0, 1000, seed) for seed in range(2)]
+
+
+@pytest.fixture(scope="module")
+def optimised(trained, fits):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pac_bayes_optimised, "_FITS", 2)
+        patch.setattr(pac_bayes_optimised, "_trained", lambda *args: fits[args[-1]])
+        return ll.measure(trained, "pac_bayes_optimised")["pac_bayes_optimised"]
 
 
 class TestOptimised:
@@ -501,26 +514,28 @@ class TestOptimised:
         assert optimised.value < 0.7 * ll.measure(trained, "pac_bayes")["pac_bayes"].value
         assert optimised.value < 1
 
-    def test_it_holds(self, trained, optimised):
+    def test_it_holds(self, trained, optimised, fits):
         """Q itself, and not only its bound: its risk on fresh samples stays below."""
-        from lowland.measures import pac_bayes_optimised as module
-
-        w0 = module._flat(trained.initial)
-        mean, s = module._trained(trained, w0, 1000)
         X, y = two_moons(20_000, 1)
         g = torch.Generator().manual_seed(9)
         errors = []
         with torch.no_grad():
-            for _ in range(50):
+            for mean, s in [*fits] * 25:
                 w = mean + s.sqrt() * torch.randn(mean.shape, generator=g, dtype=mean.dtype)
-                z = trained.outputs(X, module._shaped(w, trained.params))
+                z = trained.outputs(X, pac_bayes_optimised._shaped(w, trained.params))
                 errors.append((z.argmax(1) != y).double().mean().item())
         assert 0 < np.mean(errors) < optimised.value
-        # The KL divergence, against torch's own.
+        # The KL divergence, against torch's own: the mean of those of the two.
         normal = torch.distributions.Normal
+        w0 = pac_bayes_optimised._flat(trained.initial)
         prior = normal(w0, math.sqrt(optimised.parts["lambda"]))
-        kl = torch.distributions.kl_divergence(normal(mean, s.sqrt()), prior).sum().item()
-        assert optimised.parts["kl"] == pytest.approx(kl, rel=1e-9)
+        kls = [torch.distributions.kl_divergence(normal(m, s.sqrt()), prior).sum() for m, s in fits]
+        assert optimised.parts["kl"] == pytest.approx(float(sum(kls)) / 2, rel=1e-9)
+
+    def test_its_error_is_that_of_trainings(self, optimised, fits):
+        """Two trainings that differ more than draws of weights do; with one there is none."""
+        assert optimised.stderr > 1e-4
+        assert float((fits[0][0] - fits[1][0]).abs().max()) > 0
 
     def test_it_needs_the_initial_weights(self, trained):
         name = "pac_bayes_optimised"

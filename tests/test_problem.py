@@ -644,3 +644,17 @@ def damaged() -> nn.Module:
 def test_models_without_a_loss_of_their_own_are_refused(model, words):
     with pytest.raises(InputError, match=words):
         Problem(model, train=(X, Y))
+
+
+def test_a_copy_that_was_made_while_measuring_reads_the_weights_of_today():
+    """It once kept the weights that were being measured then, and measured those for ever."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    train = torch.randn(6, 4), torch.arange(6) % 3
+    problem = Problem(model, train=train)
+    with problem.measuring():
+        copies = problem.with_loss("normalized_cross_entropy"), problem.subset(torch.arange(3))
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    for other in copies:
+        assert torch.equal(other.params["0.weight"], model[0].weight)
+    assert torch.equal(copies[1].losses(), Problem(model, train=train).losses()[:3])

@@ -123,6 +123,28 @@ def test_gradients_that_are_not_those_of_the_loss_have_no_hessian():
             ll.hessian(Problem(model, train=(X, Y)))
 
 
+def test_what_a_straight_through_estimator_reaches_is_not_called_exact():
+    """Written by detaching, so that the graph shows additions only."""
+    torch.manual_seed(0)
+
+    def forward(m, x):
+        h = m.a(x)
+        return m.b(h + (h.sign() - h).detach())
+
+    model = zoo.Written(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 3)).double()
+    X = torch.randn(30, 4).double()
+    problem = Problem(model, train=(X, Y), test=(X.flip(0), Y))
+    for use in (ll.layer_hessian, ll.layer_operator, ll.duality):
+        with pytest.raises(ll.InputError, match="not that of the loss"):
+            use(problem, "a")
+    with pytest.raises(ll.InputError, match="not that of the loss"):
+        ll.diagonal(problem)
+    H = torch.func.hessian(
+        lambda w: F.cross_entropy(torch.func.functional_call(model, {"b.weight": w}, X), Y)
+    )(model.b.weight.detach())
+    torch.testing.assert_close(ll.layer_hessian(problem, "b"), H.reshape(15, 15))
+
+
 def test_mistakes_in_a_call_are_told_in_words():
     model, X = nn.Linear(4, 3), torch.randn(30, 4)
     with pytest.raises(ll.InputError, match="TorchScript"):
@@ -219,3 +241,225 @@ def test_a_trace_takes_no_longer_than_a_product_for_each_weight():
     assert estimate.stderr == 0
     assert estimate.samples <= H.size
     assert estimate.value == pytest.approx(float(H.dense().trace()), rel=1e-9)
+
+
+class Sorted(nn.Module):
+    """Two experts; samples of the second come after those of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        out = torch.zeros(len(x), 3, dtype=x.dtype)
+        for mask, expert in ((x[:, 0] <= 0, self.a), (x[:, 0] > 0, self.b)):
+            if mask.any():
+                out = out.index_put((mask.nonzero()[:, 0],), expert(x[mask]))
+        return out
+
+
+def test_an_expert_that_the_first_samples_do_not_reach_counts():
+    torch.manual_seed(0)
+    x = torch.randn(90, 4)
+    x = x[x[:, 0].argsort()]
+    problem = ll.Problem(Sorted().double(), train=(x.double(), torch.arange(90) % 3), batch_size=7)
+    H = ll.hessian(problem).dense()
+    assert ll.trace(ll.hessian(problem)).value == pytest.approx(float(H.trace()))
+    diagonal = torch.cat([d.flatten() for d in ll.diagonal(problem).values()])
+    torch.testing.assert_close(diagonal, H.diagonal())
+    place = ll.hessian(problem).slices["b.weight"]
+    torch.testing.assert_close(ll.layer_hessian(problem, "b"), H[place, place])
+    rows = ll.measure(problem, ["relative_flatness", "fisher_trace", "normalized_sharpness"])
+    assert not [row.reason for row in rows.values() if row.value is None]
+
+
+class Amplitude(nn.Module):
+    """What a detector sees of a wave: the amplitude of complex numbers, ``|C W x|``."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.register_buffer("C", torch.randn(3, 3, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return self.b((self.a(x).to(self.C.dtype) @ self.C).abs())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_amplitudes_of_complex_numbers_are_not_piecewise_linear(dtype):
+    torch.manual_seed(0)
+    model, X = Amplitude(), torch.randn(30, 4)
+    problem = Problem(model, train=(X, Y), dtype=dtype)
+    H = torch.func.hessian(
+        lambda w: F.cross_entropy(torch.func.functional_call(model, {"a.weight": w}, X), Y)
+    )(model.a.weight.detach()).reshape(12, 12)
+    torch.testing.assert_close(
+        problem.losses().float(), F.cross_entropy(model(X), Y, reduction="none")
+    )
+    torch.testing.assert_close(ll.layer_hessian(problem, "a").float(), H, rtol=1e-3, atol=1e-4)
+    place = ll.hessian(problem).slices["a.weight"]
+    torch.testing.assert_close(
+        ll.hessian(problem).dense()[place, place].float(), H, rtol=1e-3, atol=1e-4
+    )
+    measured = ll.measure(problem, ["trace"])["trace"].value
+    assert measured == pytest.approx(ll.trace(ll.hessian(problem)).value, rel=1e-4)
+
+
+MULTIPLIERS = {
+    "mask": lambda w, x: w * (x > 0),
+    "counts": lambda w, x: w * (3 * x).long(),
+    "factor": lambda w, x: x * (w * 2) * 0.5,
+    "entry": lambda w, x: w[0] * x + w[1],
+    "double": lambda w, x: (x.double() * w.double()).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+@pytest.mark.parametrize("name", MULTIPLIERS)
+def test_whatever_multiplies_a_parameter_is_seen_through(name, batch_size):
+    """Also what is no real number of the model's precision."""
+    torch.manual_seed(0)
+    model = zoo.Written(
+        lambda m, x: m.head(MULTIPLIERS[name](m.w, x).tanh()),
+        w=nn.Parameter(torch.randn(4)),
+        head=nn.Linear(4, 3),
+    )
+    problem = Problem(model, train=(torch.randn(30, 4), Y), batch_size=batch_size)
+    H = ll.hessian(problem).dense()
+    assert ll.trace(ll.hessian(problem)).value == pytest.approx(float(H.trace()), rel=1e-3)
+    fisher = torch.cat([d.flatten() for d in ll.diagonal(problem, "fisher").values()])
+    expected = ll.fisher(problem).dense().diagonal()
+    torch.testing.assert_close(fisher.float(), expected.float(), rtol=1e-3, atol=1e-5)
+
+
+class Sine(torch.autograd.Function):
+    """Without a second derivative, of which nothing is said where outputs are linear in it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, slope):
+        (x,) = ctx.saved_tensors
+        return slope * x.cos()
+
+
+@pytest.mark.parametrize("rest", [0.0, 1.0])
+def test_a_function_without_second_derivative_that_few_samples_use_is_found(rest):
+    """Those samples are none of the first, nor of those with large losses."""
+    torch.manual_seed(0)
+
+    def forward(m, x):
+        z = m.a(x)
+        return m.b(torch.where(x[:, :1] > 5, Sine.apply(z), rest * z))
+
+    model = zoo.Written(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3)).double()
+    X = torch.randn(90, 4).double()
+    X[70:75, 0] += 10
+    with torch.no_grad():
+        model.a.weight[:, 0] = 0.0
+        y = torch.where(X[:, 0] > 5, model(X).argmax(1), model(X).argmin(1))
+    problem = Problem(model, train=(X, y))
+    w = model.a.weight.detach()
+
+    def gradient(w):
+        w = w.requires_grad_()
+        loss = F.cross_entropy(torch.func.functional_call(model, {"a.weight": w}, X), y)
+        return torch.autograd.grad(loss, w)[0].flatten()
+
+    h = 1e-5 * torch.eye(16).double().view(16, 4, 4)
+    H = torch.stack([(gradient(w + d) - gradient(w - d)) / 2e-5 for d in h])
+    place = ll.hessian(problem).slices["a.weight"]
+    torch.testing.assert_close(ll.hessian(problem).dense()[place, place], H, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        ll.diagonal(problem)["a.weight"].flatten(), H.diagonal(), rtol=1e-4, atol=1e-6
+    )
+    with pytest.raises(ll.InputError, match="differentiate this model backwards twice"):
+        ll.layer_hessian(problem, "a")
+
+
+def test_what_a_forward_pass_puts_into_lists_is_taken_out_again():
+    class Listed(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.seen, self.by_name, self.sizes = [], {}, {30}
+
+        def forward(self, x):
+            self.seen.append(super().forward(x))
+            self.by_name[len(self.seen)] = x
+            self.sizes.add(len(x))
+            return self.seen[-1]
+
+    model = Listed()
+    X = torch.randn(30, 4)
+    seen, _ = model.seen, model(X)
+    first = seen[0]
+    ll.trace(ll.hessian(Problem(model, train=(X, Y))))
+    assert model.seen is seen
+    assert seen == [first]
+    assert list(model.by_name) == [1]
+    assert model.sizes == {30}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_tensors_that_are_no_buffers_are_used_in_any_precision(dtype):
+    torch.manual_seed(0)
+
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 3)
+            self.turn = torch.linalg.qr(torch.randn(3, 3))[0]
+
+        def forward(self, x):
+            return self.b((self.a(x) @ self.turn).tanh())
+
+    model, X = Rotated(), torch.randn(30, 4)
+    problem = Problem(model, train=(X, Y), dtype=dtype)
+    H = torch.func.hessian(
+        lambda w: F.cross_entropy(torch.func.functional_call(model, {"a.weight": w}, X), Y)
+    )(model.a.weight.detach()).reshape(12, 12)
+    place = ll.hessian(problem).slices["a.weight"]
+    dense = ll.hessian(problem).dense()[place, place].float()
+    torch.testing.assert_close(dense, H, rtol=1e-3, atol=1e-5)
+    assert ll.measure(problem, ["frobenius_norm"])["frobenius_norm"].value is not None
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_of_embeddings_are_switched_off(kind):
+    torch.manual_seed(0)
+
+    def forward(m, x):
+        z = m.table(x)
+        return m.head((z.sum(1) if z.ndim == 3 else z).tanh())
+
+    model = zoo.Written(forward, table=kind(6, 4, sparse=True), head=nn.Linear(4, 3))
+    tokens = torch.randint(0, 6, (30, 5))
+    problem = Problem(model, train=(tokens, Y))
+    sparse = ll.trace(ll.hessian(problem)).value
+    assert model.table.sparse
+    model.table.sparse = False
+    assert ll.trace(ll.hessian(Problem(model, train=(tokens, Y)))).value == pytest.approx(sparse)
+
+
+def test_sparse_gradients_of_functions_are_refused():
+    model = zoo.Written(
+        lambda m, x: m.head(F.embedding(x, m.table, sparse=True).flatten(1)),
+        table=nn.Parameter(torch.randn(6, 2)),
+        head=nn.Linear(8, 3),
+    )
+    with pytest.raises(ll.InputError, match="sparse=False"):
+        Problem(model, train=(torch.randint(0, 6, (30, 4)), Y))
+
+
+def test_a_model_that_asks_whether_it_is_differentiated_is_refused():
+    def forward(m, x):
+        z = m.a(x)
+        return m.b(z.tanh() if z.requires_grad else z)
+
+    model = zoo.Written(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3))
+    with pytest.raises(ll.InputError, match="something else when its gradients are asked for"):
+        Problem(model, train=(torch.randn(30, 4), Y))

@@ -15,7 +15,7 @@ SOURCE = Path(lowland.__file__).parent
 # From the top floor down: a room imports only from floors above its own. Rooms on one floor do not
 # know each other. A room may stand here before it is built.
 FLOORS = (
-    ("errors",),
+    ("errors", "figures"),
     ("findings", "manifest", "budget"),
     ("atomic", "distributed", "usercode"),
     ("losses", "batches"),
@@ -25,12 +25,14 @@ FLOORS = (
     ("rescaling",),
     ("dual",),
     ("measures",),
-    ("landscape",),
+    ("landscape", "radius"),
+    ("probe",),
+    ("reference",),
     ("report",),
     ("optim",),
     ("training",),
     ("results",),
-    ("comparison",),
+    ("comparison", "pictures"),
     ("analysis",),
     ("experiment",),
     ("sweep",),
@@ -42,15 +44,27 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # What shows saved results needs no torch, so it sees nothing of what computes them.
 ONLY = {
-    "findings": {"errors"},
-    "report": {"findings", "errors"},
-    "results": {"findings", "report", "atomic", "manifest", "errors"},
+    "findings": {"errors", "figures"},
+    "report": {"findings", "figures", "reference", "errors"},
+    "results": {"findings", "figures", "report", "atomic", "manifest", "errors"},
     "comparison": {"findings", "results", "report", "atomic", "errors"},
+    "pictures": {"findings", "figures", "report", "atomic", "manifest", "errors"},
 }
 
 
 # Rooms of several files that others enter by their door only, the names in their __init__.
-DOORS = ("curvature", "dual", "findings", "losses", "problem", "data", "optim", "training")
+DOORS = (
+    "batches",
+    "curvature",
+    "dual",
+    "findings",
+    "landscape",
+    "losses",
+    "problem",
+    "data",
+    "optim",
+    "training",
+)
 
 
 def room_of(file: Path, source: Path = SOURCE) -> str:

@@ -119,7 +119,7 @@ def test_positions_that_repeat_lower_the_rank_and_nothing_breaks():
     shifts = dual_shifts(problem, [at], pairs).shifts["up"]
     assert (shifts.rank == 1).all()
     assert shifts.size.isfinite().all()
-    found = ll.duality(problem, "up", pairs=ll.pair(problem, space="head"))
+    found = ll.duality(problem, "up", pairs=ll.pair(problem, space="head"), dual="activity")
     assert found.fit.degenerate["positions that are not independent"] == 7
 
 
@@ -145,7 +145,7 @@ def test_the_first_convolution_of_a_deep_image_network_has_no_useful_dual():
     ).double()
     X, y = torch.randn(60, 1, 10, 10).double(), torch.arange(60) % 3
     problem = ll.Problem(model, train=(X[:40], y[:40]), test=(X[40:], y[40:]))
-    found = ll.duality(problem)
+    found = ll.duality(problem, dual="activity")
     assert not found["0"].trusted
     assert "NO useful dual" in repr(found["0"])
     assert found["2"].trusted  # 9 positions, 64 inputs

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lowland as ll
+from cases import CASES
 from lowland.budget import UNITS
 from lowland.measures import registered, sharing
 from lowland.measures.planning import Prices
@@ -79,6 +80,9 @@ def test_a_subset_of_every_kind_of_data_is_the_same_samples():
         torch.testing.assert_close(part.losses(), expected)
         assert part.count() == 4
         assert part.whole.count() == 40
+    both = Problem(model, train=(x, y), test=loader).subset(places, "test")
+    torch.testing.assert_close(both.losses("test"), expected)
+    assert (both.count(), both.count("test")) == (40, 4)
 
 
 def network(seed: int, N: int = 512) -> Problem:
@@ -181,3 +185,18 @@ def test_what_a_subset_does_not_tell_is_computed_on_all_samples(name):
     two errors of the Fisher trace held the truth in 83 %.
     """
     assert not registered()[name].sampled
+
+
+def test_a_measure_with_a_loss_of_its_own_is_of_the_subset_and_not_of_all_samples():
+    problem = CASES["mlp-relu"].problem(n=256)
+    known = registered()["normalized_sharpness"]
+    with sharing():
+        subset = Subset(problem, 64)
+        value = subset.value(known)
+        parts = [known.function(group.with_loss(known.loss)).value for group in subset.groups]
+    assert len(set(parts)) == GROUPS  # each from its own samples
+    assert value.stderr > 0
+    alone = known.function(problem.subset(subset.places).with_loss(known.loss))
+    with sharing():
+        again = known.function(subset.whole.with_loss(known.loss))
+    assert again.value == pytest.approx(alone.value, rel=1e-6)

@@ -1,6 +1,7 @@
 """Sweeps as a user runs them, and what they find."""
 
 import csv
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -14,12 +15,13 @@ from commandline import run, run_inside
 from grids import GRID, RUNS
 from lowland.checkpoint import load_weights
 from lowland.errors import InputError
+from lowland.experiment.subject import Subject
 from lowland.results import FILES
 from lowland.sweep import Configuration, Grid, Store, perform
 from lowland.sweep import run as sweep
-from lowland.sweep.keys import key, training_key
+from lowland.sweep.keys import key, training_key, users_code
 from lowland.sweep.plan import stacks_of
-from lowland.training import mlp
+from lowland.training import mlp, train
 
 SMALL = {"data": "xor", "network": "2-4-3-2", "max_epochs": 3, "stop_loss": 0.01, "n_sharp": 2}
 
@@ -294,10 +296,10 @@ def test_the_words_of_the_command(cwd):
     three = [f"out/runs/{name}" for name in keys[:3]]
     compared = run("compare", *three, "--json", cwd=cwd)
     assert len(json.loads(compared.out)["comparisons"]) == 2
-    assert (cwd / "lowland-comparison-3.html").exists()
+    assert (cwd / "lowland-comparison.html").exists()
     text = run("compare", *three, cwd=cwd).out
     assert "1: 2-8-8-2 on xor" in text
-    assert "comparison: lowland-comparison-3.html" in text
+    assert "comparison: lowland-comparison.html" in text
     assert run("report", three[0], cwd=cwd).code == 0
     # The page lies beside the run and harms nothing.
     assert run("sweep", "grid.toml", "--out", "out", cwd=cwd).out.startswith("16 runs in out: 0")
@@ -375,8 +377,70 @@ def test_train_makes_weights_curves_and_a_report(tmp_path):
     assert "sam" in (out / "report.html").read_text()
 
 
+def test_train_takes_schedules_averages_and_an_optimiser_of_the_user(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torch.optim import SGD\n"
+        "def make(model, settings):\n"
+        "    return SGD(model.parameters(), settings.learning_rate)\n"
+    )
+    shared = "--data xor --network 2-4-2 --max-epochs 3 --n-sharp 2 --measures trace --json"
+    settings = []
+    for options in (
+        "--optimizer look_sam --schedule warm_restarts --cycle 2 --average ema",
+        "--optimizer mine:make --schedule cosine --rate-floor 0.1 --average swa",
+    ):
+        ran = run_inside("train", *shared.split(), *options.split(), cwd=tmp_path)
+        assert ran.code == 0, ran.err
+        settings.append(json.loads(ran.out)["origin"]["training"]["settings"])
+    assert [s["optimizer"] for s in settings] == ["look_sam", "mine:make"]
+    assert [s["schedule"] for s in settings] == ["warm_restarts", "cosine"]
+    assert [s["average"] for s in settings] == ["ema", "swa"]
+
+
+def test_the_file_of_a_users_optimiser_is_part_of_the_key(tmp_path, monkeypatch):
+    (tmp_path / "my_steps.py").write_text("def make(model, settings): ...\n")
+    monkeypatch.chdir(tmp_path)
+    assert users_code(Configuration(optimizer="sgd")) == {}
+    code = users_code(Configuration(optimizer="my_steps:make"))
+    assert code == {
+        "optimizer": hashlib.sha256((tmp_path / "my_steps.py").read_bytes()).hexdigest()[:16]
+    }
+
+
+def test_a_sweep_may_vary_schedule_and_average_within_a_stack(tmp_path):
+    grid = Grid(
+        data="xor",
+        network="2-4-2",
+        max_epochs=4,
+        cycle=2,
+        n_sharp=2,
+        schedule=["constant", "cosine", "cyclical", "warm_restarts"],
+        average=["none", "swa", "ema"],
+        average_from=2,
+    )
+    summary = sweep(grid, tmp_path, executor="serial")
+    assert (summary.fresh, summary.failed) == (12, {})
+    norms = set()
+    for configuration in grid:
+        stored = Subject.of(configuration).model
+        load_weights(stored, Store(tmp_path).path(key(configuration)) / "weights.safetensors")
+        subject = Subject.of(configuration)
+        train(subject.model, subject.train, subject.settings)
+        for p, q in zip(stored.parameters(), subject.model.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+        norms.add(float(stored[1].weight.detach().norm()))
+    assert len(norms) == 12  # all of them differ
+
+
 def test_train_tells_mistakes_in_a_line(tmp_path):
     for args, words in (
+        (("--optimizer", "looksam"), "did you mean 'look_sam'?"),
+        (
+            ("--data", "xor", "--network", "2-4-2", "--optimizer", "nowhere:make"),
+            "optimizer nowhere:make: there is no module 'nowhere'",
+        ),
+        (("--schedule", "cosinus"), "schedule must be one of constant, cosine, cyclical, warm_re"),
+        (("--average", "mean"), "average must be one of swa, ema"),
         (("--learning-rat", "0.1"), "--learning-rat"),
         (("--learning-rate", "0"), "learning_rate must be a number above 0"),
         (("--data", "xor", "--network", "2-4-2", "--learning-rate", "1e38"), "diverged in epoch"),

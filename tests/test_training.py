@@ -12,7 +12,7 @@ from torch import nn
 
 from lowland.errors import InputError
 from lowland.training import TrainingSettings, lenet, mlp, train, train_many
-from lowland.training.settings import epochs_left
+from lowland.training.settings import METHODS, epochs_left
 from lowland.training.stack import Dropouts
 
 
@@ -110,10 +110,10 @@ def test_each_epoch_tells_loss_error_and_size():
     assert done.record().epochs == 4
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sam", "asam", "entropy_sgd", "replicated_sgd"])
+@pytest.mark.parametrize("optimizer", [m for m in METHODS if m not in ("sgd", "sam_on")])
 def test_every_optimiser_reaches_the_goal_and_leaves_the_random_state(optimizer):
     model, state = mlp((3, 8, 2)), torch.get_rng_state()
-    rate = 0.01 if optimizer == "adam" else 0.1
+    rate = 0.01 if optimizer in ("adam", "rmsprop") else 0.1
     settings = TrainingSettings(
         optimizer, rate, batch_size=6, stop_loss=0.05, max_epochs=300, momentum=0.0
     )
@@ -179,6 +179,11 @@ RULES = {
     "adam": {"optimizer": "adam", "learning_rate": 0.003},
     "sam": {"optimizer": "sam", "momentum": 0.5, "radius": 0.2},
     "asam": {"optimizer": "asam"},
+    "rmsprop": {"optimizer": "rmsprop", "learning_rate": 0.003},
+    "rmsprop momentum": {"optimizer": "rmsprop", "learning_rate": 0.001, "momentum": 0.5},
+    "friendly_sam": {"optimizer": "friendly_sam", "momentum": 0.5, "radius": 0.2},
+    "look_sam": {"optimizer": "look_sam", "radius": 0.2},
+    "functional_sam": {"optimizer": "functional_sam", "radius": 0.2},
     "decay": {"decay": 0.02, "decay_epochs": 2},
     "norm": {"decay": 0.02, "penalty": "norm", "decay_epochs": None},
 }
@@ -213,6 +218,168 @@ def test_a_stack_does_what_each_does_alone(make, rule):
         assert [e.weight_norm for e in trained.epochs] == pytest.approx(
             [e.weight_norm for e in expected.epochs], rel=1e-8
         )
+
+
+SCHEDULES = {
+    "cosine": {"schedule": "cosine", "rate_floor": 0.1},
+    "cyclical": {"schedule": "cyclical", "cycle": 3, "rate_floor": 0.2},
+    "warm_restarts": {"schedule": "warm_restarts", "cycle": 2},
+}
+AVERAGES = [
+    {"average": "swa", "average_from": 1},
+    {"average": "ema", "average_decay": 0.7},
+    {},
+    {"average": "swa"},
+    {"average": "ema", "average_from": 3, "average_decay": 0.9},
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "sam"])
+def test_a_stack_of_schedules_and_averages_does_what_each_does_alone(optimizer):
+    """All in one stack, since a sweep may vary them; some end before the others."""
+    X, y = images()
+    kinds = [*SCHEDULES.values(), {}, SCHEDULES["warm_restarts"]]
+    settings = [
+        TrainingSettings(
+            optimizer, 0.01 + 0.01 * i, batch_size=10, max_epochs=3 + i, seed=i, **kind, **average
+        )
+        for i, (kind, average) in enumerate(zip(kinds, AVERAGES, strict=True))
+    ]
+    models, alone = ([dense(1) for _ in settings] for _ in range(2))
+    done = train_many(models, (X, y), settings)
+    for model, one, its, trained in zip(models, alone, settings, done, strict=True):
+        expected = train(one, (X, y), its)
+        assert_same(model, one)
+        assert trained.losses == pytest.approx(expected.losses, rel=1e-8)
+        assert trained.losses[-1] == pytest.approx(F.cross_entropy(model(X), y).item())
+
+
+def test_sam_on_norms_in_a_stack_and_alone():
+    X, y = images()
+    settings = [TrainingSettings("sam_on", radius=0.5, max_epochs=2, seed=i) for i in range(2)]
+    models, alone, plain = ([Residual(i) for i in range(2)] for _ in range(3))
+    train_many(models, (X, y), settings)
+    for i in range(2):
+        train(alone[i], (X, y), settings[i])
+        assert_same(models[i], alone[i])
+        train(plain[i], (X, y), dataclasses.replace(settings[i], optimizer="sam"))
+        assert not torch.allclose(plain[i].last.weight, alone[i].last.weight)
+    for trainer in (
+        lambda m: train_many([m], (X, y), settings[:1]),
+        lambda m: train(m, (X, y), settings[0]),
+    ):
+        with pytest.raises(InputError, match="no normalisation layer with weights"):
+            trainer(dense(1))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_those_of_torch(name):
+    its = TrainingSettings(learning_rate=0.3, max_epochs=7, **SCHEDULES[name])
+    steps, low = 4, 0.3 * its.rate_floor
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = {
+        "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 7 * steps, low),
+        "cyclical": lambda o: torch.optim.lr_scheduler.CyclicLR(
+            o, low, 0.3, its.cycle * steps / 2, cycle_momentum=False
+        ),
+        "warm_restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
+            o, its.cycle * steps, eta_min=low
+        ),
+    }[name](optimizer)
+    for step in range(7 * steps):
+        assert its.rate_at(step / steps) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "ivon", "entropy_sgd", "replicated_sgd"])
+def test_a_schedule_sets_the_rate_of_every_optimiser(optimizer):
+    """With a floor of 1 it is constant; a rate of nothing moves nothing."""
+    X, y = images()
+    its = TrainingSettings(optimizer, 0.01, batch_size=11, max_epochs=2)
+    models = [dense(1) for _ in range(3)]
+    train(models[0], (X, y), its)
+    train(models[1], (X, y), dataclasses.replace(its, schedule="cosine", rate_floor=1.0))
+    assert_same(models[1], models[0])
+    train(models[2], (X, y), dataclasses.replace(its, schedule="cosine"))
+    assert not torch.allclose(models[2][1].weight, models[0][1].weight)
+
+
+@pytest.mark.parametrize("average", ["swa", "ema"])
+def test_an_average_is_that_of_the_weights_by_hand(average):
+    """With BatchNorm, whose statistics are those of the averaged network."""
+    X, y = images()
+    its = TrainingSettings(
+        learning_rate=0.05, batch_size=11, max_epochs=4, average=average, average_from=3, seed=2,
+        average_decay=0.8,
+    )  # fmt: skip
+    model, by_hand = Normed(0), Normed(0)
+    train(model, (X, y), its)
+    order = torch.Generator().manual_seed(2)
+    weights, mean, count = None, None, 0
+    for epoch in range(1, 5):
+        if epoch == 3:
+            mean = [p.detach().clone() for p in by_hand.parameters()]
+        for rows in torch.randperm(44, generator=order).split(11):
+            loss = F.cross_entropy(by_hand(X[rows]), y[rows])
+            grads = torch.autograd.grad(loss, list(by_hand.parameters()))
+            with torch.no_grad():
+                for p, g in zip(by_hand.parameters(), grads, strict=True):
+                    p -= 0.05 * g
+            weights = [p.detach().clone() for p in by_hand.parameters()]
+            if epoch >= 3 and average == "ema":
+                mean = [0.8 * m + 0.2 * w for m, w in zip(mean, weights, strict=True)]
+        if epoch >= 3 and average == "swa":
+            count += 1
+            mean = [(m * (count - 1) + w) / count for m, w in zip(mean, weights, strict=True)]
+    for p, m in zip(model.parameters(), mean, strict=True):
+        torch.testing.assert_close(p.detach(), m, rtol=1e-9, atol=1e-10)
+    torch.optim.swa_utils.update_bn(X.split(11), model)  # which it did itself
+    (again,) = [b.clone() for n, b in model.named_buffers() if n.endswith("running_mean")]
+    other = Normed(0)
+    train(other, (X, y), its)
+    torch.testing.assert_close(other.norm.running_mean, again)
+
+
+def test_an_average_begins_where_it_should_and_is_never_missing():
+    its = TrainingSettings(average="swa", max_epochs=8)
+    assert [e for e in range(1, 9) if its.collects_after(e)] == [7, 8]
+    cycles = dataclasses.replace(its, schedule="cyclical", cycle=2, average_from=3)
+    assert [e for e in range(1, 9) if cycles.collects_after(e)] == [4, 6, 8]
+    assert (its.least_epochs, cycles.least_epochs) == (7, 4)
+    assert TrainingSettings(average="ema").least_epochs == 1
+    done = train(mlp((3, 4, 2)), data(), dataclasses.replace(its, batch_size=10, stop_loss=10.0))
+    assert (len(done.epochs), done.converged) == (7, True)
+    with pytest.raises(InputError, match="would begin after epoch 9, but max_epochs is 8"):
+        dataclasses.replace(its, average_from=9)
+
+
+def test_an_optimiser_of_the_user(tmp_path, monkeypatch):
+    (tmp_path / "my_optimiser.py").write_text(
+        "import torch\n"
+        "def make(model, settings):\n"
+        "    return torch.optim.SGD(model.parameters(), settings.learning_rate, nesterov=True,"
+        " momentum=0.5)\n"
+        "def nothing(model, settings):\n    return None\n"
+        "def few(model):\n    return None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    X, y = images()
+    its = TrainingSettings("my_optimiser:make", 0.01, batch_size=44, max_epochs=3)
+    model, by_hand = dense(1), dense(1)
+    train_many([model], (X, y), [its])
+    optimizer = torch.optim.SGD(by_hand.parameters(), 0.01, nesterov=True, momentum=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(by_hand(X), y).backward()
+        optimizer.step()
+    assert_same(model, by_hand)
+    for name, message in (
+        ("nothing", r"must return a torch\.optim\.Optimizer; it returned NoneType"),
+        ("few", "raised TypeError"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train(dense(1), (X, y), dataclasses.replace(its, optimizer=f"my_optimiser:{name}"))
 
 
 def residual(seed: int, dropout: float) -> nn.Module:
@@ -557,7 +724,13 @@ def test_what_does_not_fit_is_said():
         ({"penalty": "l1"}, "penalty must be one of squared, norm"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
         ({"decay": -1.0}, "decay must not be negative"),
-        ({"radius": 0.1}, "belongs to sam and asam"),
+        ({"radius": 0.1}, "belongs to sam, asam, sam_on, friendly_sam, look_sam, functional_sam"),
+        ({"schedule": "cosinus"}, "schedule must be one of constant, cosine, cyclical, warm_res"),
+        ({"average": "mean"}, "average must be one of none, swa, ema"),
+        ({"average": "swa", "optimizer": "replicated_sgd"}, "is an average already"),
+        ({"rate_floor": 1.5}, "rate_floor must be from 0 to 1"),
+        ({"cycle": 0}, "cycle must be positive"),
+        ({"optimizer": "ivon", "momentum": 0.5}, "ivon has its own momentum"),
     ):
         with pytest.raises(InputError, match=message):
             TrainingSettings(**wrong)

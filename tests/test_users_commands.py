@@ -66,6 +66,24 @@ def dicts():
 """
 
 
+OTHERS = """
+import sys
+
+sys.path.insert(0, {tests!r})
+from owned import OWNED
+
+own = OWNED[{name!r}]()
+
+
+def model():
+    return own.model.eval()
+
+
+def data():
+    return own.train, own.test
+"""
+
+
 @pytest.fixture
 def desk(tmp_path):
     (tmp_path / "mine.py").write_text(MINE.format(tests=str(Path(__file__).parent)))
@@ -95,6 +113,27 @@ def test_a_lightning_file_and_a_comparison_that_names_the_runs(desk):
     page = (desk / "lowland-comparison.html").read_text()
     assert "mine:model, sgd/last.ckpt" in page
     assert "mine:model, adam/last.ckpt" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "vit", "bert", "gpt2", "tagging", "lstm"])
+def test_networks_that_people_have_from_a_file_of_weights(tmp_path, name):
+    """The trained weights are those of the file, and not those that the function makes."""
+    text = OTHERS.format(tests=str(Path(__file__).parent), name=name)
+    (tmp_path / "mine.py").write_text(text)
+    own = OWNED[name]()
+    with torch.no_grad():
+        for p in own.model.parameters():
+            p.mul_(1.5)
+    torch.save(own.model.state_dict(), tmp_path / "weights.pt")
+    options = ("--model", "mine:model", "--data", "mine:data", "--checkpoint", "weights.pt")
+    found = analyzed(tmp_path, *options, "--measures", "trace,largest_eigenvalue")
+    rows = {row["name"]: row for row in found["measures"]}
+    expected = own.losses(own.model.double().eval()).mean().item()
+    assert rows["train_loss"]["value"] == pytest.approx(expected, rel=1e-5)
+    assert rows["trace"]["value"] is not None, rows["trace"]["reason"]
+    assert rows["largest_eigenvalue"]["value"] is not None, rows["largest_eigenvalue"]["reason"]
+    assert (tmp_path / "lowland-report" / "report.html").exists()
 
 
 @pytest.mark.slow

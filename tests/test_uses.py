@@ -38,6 +38,12 @@ def truth(name: str, loss: str, kind: str) -> torch.Tensor:
     return operator.dense()
 
 
+@functools.cache
+def shared(name: str, loss: str = "cross_entropy", batch_size: int = 3) -> Problem:
+    """One problem for all tests that only read it: what is seen through it is then sought once."""
+    return make(name, loss, batch_size)
+
+
 def make(name: str, loss: str = "cross_entropy", batch_size: int = 3) -> Problem:
     n = N[loss]
     generator = torch.Generator().manual_seed(1)
@@ -55,7 +61,7 @@ def make(name: str, loss: str = "cross_entropy", batch_size: int = 3) -> Problem
 
 @pytest.mark.parametrize("name", ZOO)
 def test_what_is_seen_through_is_all_but_what_is_named(name):
-    problem = make(name)
+    problem = shared(name)
     if name in LATER:
         return
     assert sorted(opaque(problem)) == OPAQUE.get(name, [])
@@ -70,7 +76,7 @@ def test_what_is_seen_through_is_all_but_what_is_named(name):
 )
 @pytest.mark.parametrize("name", ZOO)
 def test_exact_blocks_are_dense_autograds_at_every_batch_size(name, loss, batch_size):
-    problem = make(name, loss, batch_size=batch_size)
+    problem = shared(name, loss, batch_size)
     slices = ll.ggn(problem).slices
     for kind in ("hessian", "ggn", "fisher"):
         diagonal, matrix = ll.diagonal(problem, kind), truth(name, loss, kind)
@@ -88,7 +94,7 @@ def test_exact_blocks_are_dense_autograds_at_every_batch_size(name, loss, batch_
 @pytest.mark.parametrize("kind", ["hessian", "ggn", "fisher"])
 @pytest.mark.parametrize("name", ZOO)
 def test_traces_are_exact_or_within_their_error(name, kind):
-    problem, matrix = make(name), truth(name, "cross_entropy", kind)
+    problem, matrix = shared(name), truth(name, "cross_entropy", kind)
     operator = {"hessian": ll.hessian, "ggn": ll.ggn, "fisher": ll.fisher}[kind](problem)
     found = ll.trace(operator)
     close = 1e-9 if "finite" not in operator.strategy else 1e-6

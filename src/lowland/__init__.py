@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     )
     from lowland.dual import Pairs, duality, pair
     from lowland.errors import InputError
-    from lowland.findings import Decomposition, Decompositions, Origin
+    from lowland.findings import (
+        Decomposition,
+        Decompositions,
+        Landscape,
+        Line,
+        Origin,
+        Surface,
+    )
+    from lowland.landscape import Trajectory, line, path, plane, surface
     from lowland.losses import ModelLoss
     from lowland.measures import Measurement, Measurements, Stress, measure, stress
+    from lowland.pictures import load_landscape, save_landscape
+    from lowland.probe import Probe
     from lowland.problem import Problem
+    from lowland.radius import RhoRange, rho_range
     from lowland.rescaling import rescale
     from lowland.results import Analysis, load
 
@@ -43,13 +54,19 @@ __all__ = [
     "Eigenpairs",
     "Estimate",
     "InputError",
+    "Landscape",
+    "Line",
     "Measurement",
     "Measurements",
     "ModelLoss",
     "Origin",
     "Pairs",
+    "Probe",
     "Problem",
+    "RhoRange",
     "Stress",
+    "Surface",
+    "Trajectory",
     "analyze",
     "compare",
     "data",
@@ -61,13 +78,20 @@ __all__ = [
     "hessian",
     "layer_hessian",
     "layer_operator",
+    "line",
     "load",
+    "load_landscape",
     "measure",
     "optim",
     "pair",
+    "path",
+    "plane",
     "rescale",
+    "rho_range",
+    "save_landscape",
     "spectral_density",
     "stress",
+    "surface",
     "sweep",
     "trace",
     "training",
@@ -93,10 +117,14 @@ _ROOMS = {
     ),
     "dual": ("Pairs", "duality", "pair"),
     "errors": ("InputError",),
-    "findings": ("Decomposition", "Decompositions", "Origin"),
+    "findings": ("Decomposition", "Decompositions", "Landscape", "Line", "Origin", "Surface"),
+    "landscape": ("Trajectory", "line", "path", "plane", "surface"),
     "losses": ("ModelLoss",),
     "measures": ("Measurement", "Measurements", "Stress", "measure", "stress"),
+    "pictures": ("load_landscape", "save_landscape"),
+    "probe": ("Probe",),
     "problem": ("Problem",),
+    "radius": ("RhoRange", "rho_range"),
     "rescaling": ("rescale",),
     "results": ("Analysis", "load"),
 }

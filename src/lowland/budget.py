@@ -87,7 +87,7 @@ class Work:
     gradients: float = 0
     products: float = 0  # of the Hessian with one vector
     columns: float = 0  # the same in blocks of a few
-    ggn_columns: float = 0  # of the Gauss-Newton matrix, in blocks
+    ggn_columns: float = 0  # of the Gauss-Newton matrix, one by one
     diagonals: float = 0  # exact Gauss-Newton diagonals of all parameters
     fishers: float = 0  # exact diagonals of the empirical Fisher matrix
     sample_flops: float = 0  # of linear algebra with every sample

@@ -8,6 +8,7 @@ change of the function, so that solutions are compared with their units balanced
 Nothing here needs torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from lowland import __version__, report
 from lowland.atomic import write_page
 from lowland.errors import InputError
-from lowland.findings import Change, Decomposition, Differences, Part, Solution
+from lowland.findings import Change, Compared, Decomposition, Differences, Part, Solution
 from lowland.results import Analysis
 
 SAMPLES = 1000
@@ -31,11 +32,8 @@ Vector = np.ndarray
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Compared):
     """Two analyses side by side; every change is of the second against the first."""
-
-    results: Differences
-    sides: tuple[Decomposition, Decomposition]  # that were compared
 
     def __repr__(self) -> str:
         return f"Comparison: {self.answer}"
@@ -47,8 +45,13 @@ class Comparison:
 
     def to_html(self, path: str | Path) -> Path:
         """Write the comparison as one self-contained HTML file."""
-        write_page(Path(path), report.render_comparison(self.results, self.sides))
-        return Path(path)
+        return write_comparisons([self], path)
+
+
+def write_comparisons(comparisons: Sequence[Comparison], path: str | Path) -> Path:
+    """Write comparisons with the same first solution as one self-contained HTML file."""
+    write_page(Path(path), report.render_comparison(comparisons))
+    return Path(path)
 
 
 def compare(
@@ -99,6 +102,7 @@ def compare(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         gauge=splits[0].setting.gauge,
+        dual=splits[0].setting.dual,
         solutions=(
             _solution(first, splits[0], titles[0]),
             _solution(second, splits[1], titles[1]),
@@ -110,7 +114,9 @@ def compare(
         parts={name: part(name) for name in (*DETERMINANTS, "means")},
         sharpness_over_size=float(np.mean(np.abs(many["sharpness"]) > np.abs(many["size"]))),
     )
-    return Comparison(results, splits)
+    landscapes = [its.results.landscape for its in (first, second)]
+    surfaces = [its.surface if its is not None else None for its in landscapes]
+    return Comparison(results, splits, (surfaces[0], surfaces[1]))
 
 
 @dataclass(frozen=True)
@@ -217,6 +223,13 @@ def _comparable(first: Analysis, second: Analysis) -> tuple[Decomposition, Decom
                 "larger budget"
             )
         splits.append(split)
+    kinds = [split.setting.dual for split in splits]
+    if kinds[0] != kinds[1]:
+        raise InputError(
+            f"one analysis has the {kinds[0]}-level dual, the other the {kinds[1]}-level one, and "
+            "their parts are not comparable; analyse both with the same one (--dual output works "
+            "for any network)"
+        )
     for name in ("basis", "gauge", "pairing"):
         mine, yours = (getattr(split.setting, name) for split in splits)
         if mine != yours:

@@ -12,6 +12,11 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def is_first_rank() -> bool:
+    """Whether this process is the one that writes for all."""
+    return ranks() == 1 or dist.get_rank() == 0
+
+
 def total(local: Tensor) -> Tensor:
     """The sum of ``local`` over all ranks, on every rank; one all-reduce."""
     if ranks() > 1:
@@ -44,6 +49,13 @@ def of_first_rank(value: Any) -> Any:
         dist.broadcast_object_list(values)
         return values[0]
     return value
+
+
+def before(local: int) -> int:
+    """The sum of a count over the ranks before this one: where its own samples begin."""
+    if ranks() == 1:
+        return 0
+    return int(gathered(torch.tensor([local]))[: dist.get_rank()].sum())
 
 
 def total_count(local: int) -> int:

@@ -7,12 +7,14 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lowland import report
 from lowland.atomic import replaced_directory, write_page
 from lowland.errors import InputError
+from lowland.figures import FORMATS
 from lowland.findings import Results, from_json, to_json
 from lowland.manifest import REPORT, SUMS, Damaged, read_listed
 
@@ -44,6 +46,25 @@ class Analysis:
         """Write the report, one self-contained HTML file."""
         write_page(Path(path), report.render(self.results))
         return Path(path)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw where the gap builds up, over the directions of its layer, on matplotlib axes."""
+        if self.results.duality is None:
+            raise InputError("the gap was not decomposed, so there is nothing to draw of it")
+        return self.results.duality.plot(ax)
+
+    def _repr_html_(self) -> str:
+        return report.notebook(self.results)
+
+    def save_figures(self, directory: str | Path, kind: str = "pdf") -> list[Path]:
+        """Write every figure for a paper into a directory, as pdf, svg or png."""
+        if kind not in FORMATS:
+            raise InputError(f"figures can be {', '.join(FORMATS)}; got {kind!r}")
+        files = report.figure_files(self.results, kind)
+        with replaced_directory(Path(directory)) as beside:
+            for name, content in files.items():
+                (beside / name).write_bytes(content)
+        return [Path(directory) / name for name in files]
 
     def files(self) -> dict[str, bytes]:
         """What is saved, by the names of the files; ``epochs.csv`` only after a training."""

@@ -86,15 +86,16 @@ def imported(path: str, option: str) -> Any:
     return target
 
 
-def called(path: str, option: str) -> Any:
-    """What the factory at ``pkg.module:name`` returns."""
+def called(path: str, option: str, *args: Any) -> Any:
+    """What the factory at ``pkg.module:name`` returns, for these arguments."""
     factory = imported(path, option)
     if not callable(factory):
+        wanted = f"of {len(args)} arguments" if args else "without arguments"
         raise InputError(
-            f"{option} {path} is {type(factory).__name__}; expected a function without arguments"
+            f"{option} {path} is {type(factory).__name__}; expected a function {wanted}"
         )
     try:
-        return factory()
+        return factory(*args)
     except InputError:
         raise
     except (Exception, SystemExit) as error:

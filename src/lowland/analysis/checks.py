@@ -5,33 +5,19 @@ import math
 import torch
 
 from lowland.dual import Pairs
-from lowland.findings import TRUSTED, Check, Decomposition
+from lowland.findings import LOST_GAP, SOLVED_LOSSES, TRUSTED, Check, Decomposition
 from lowland.problem import Problem
 
 EQ9_LIMIT = 1e-10  # Eq. 9 is an identity: in float64 only rounding may remain
 RESIDUAL_LIMIT = 1e-10  # where each sample shows the layer one vector, and the dual is exact
+OUTPUTS_LIMIT = 1e-3  # of pairs that count as solved, in single precision
 DEFECT_LIMIT = 1e-3  # above it the loss sees the data by another path than the layer
 
 
 def identities(split: Decomposition) -> tuple[Check, ...]:
     """The identities that the decomposition must satisfy, with what came out."""
-    totals, fit = split.totals, split.fit
-    exact = fit.positions == 1
-    checks = [
-        _check(
-            "The dual weights reproduce the activities",
-            fit.duality_residual if exact else fit.mean_residual,
-            RESIDUAL_LIMIT if exact else TRUSTED,
-            f"The {'largest' if exact else 'mean'} |dW x - W dx| / |W dx| over pairs (Eq. 2).",
-        ),
-        _check(
-            "The dual weights reproduce the losses",
-            fit.loss_defect,
-            DEFECT_LIMIT if exact else TRUSTED,
-            "The mean |l(w + dW, x) - l(w, x')| (Eq. 1), run through the model, relative to the "
-            "mean |dl|. A path around the layer, as in a residual network, breaks it.",
-        ),
-    ]
+    totals = split.totals
+    checks = _reproduced(split) if split.fit.solving is None else _solved(split)
     if not split.complete:  # Eq. 9 and 12 hold by definition
         unseen = _check(
             "No direction that was not computed is as sharp",
@@ -56,6 +42,54 @@ def identities(split: Decomposition) -> tuple[Check, ...]:
         "relative to the mean square of the dual shifts.",
     )
     return (eq9, *checks, eq12)
+
+
+def _reproduced(split: Decomposition) -> list[Check]:
+    """Whether the activity-level dual has the activities and the losses of the test samples."""
+    fit = split.fit
+    exact = fit.positions == 1
+    return [
+        _check(
+            "The dual weights reproduce the activities",
+            fit.duality_residual if exact else fit.mean_residual,
+            RESIDUAL_LIMIT if exact else TRUSTED,
+            f"The {'largest' if exact else 'mean'} |dW x - W dx| / |W dx| over pairs (Eq. 2).",
+        ),
+        _check(
+            "The dual weights reproduce the losses",
+            fit.loss_defect,
+            DEFECT_LIMIT if exact else TRUSTED,
+            "The mean |l(w + dW, x) - l(w, x')| (Eq. 1), run through the model, relative to the "
+            "mean |dl|. A path around the layer, as in a residual network, breaks it.",
+        ),
+    ]
+
+
+def _solved(split: Decomposition) -> list[Check]:
+    """Whether the output-level dual was found, and for how much of the gap."""
+    fit = split.fit
+    return [
+        _check(
+            "The dual weights reproduce the outputs",
+            fit.duality_residual,
+            OUTPUTS_LIMIT,
+            "The largest |f(w + dW, x) - f(w, x')| over pairs that were solved, as a share of what "
+            "it is without dW.",
+        ),
+        _check(
+            "The dual weights reproduce the losses",
+            fit.loss_defect,
+            SOLVED_LOSSES,
+            "The mean |l(w + dW, x) - l(w, x')| over all pairs, solved or not, with dW put into "
+            "the model, relative to the mean |dl|.",
+        ),
+        _check(
+            "The pairs that were solved hold the gap",
+            fit.excluded_share,
+            LOST_GAP,
+            "The share of the paired gap in pairs whose outputs no change of this layer reaches.",
+        ),
+    ]
 
 
 def agreement(problem: Problem, pairs: Pairs) -> Check:

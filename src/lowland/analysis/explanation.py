@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,17 +12,21 @@ from lowland.budget import Work
 from lowland.curvature import Kind, layer, layers
 from lowland.dual import (
     ALL_DIRECTIONS,
+    AskedDual,
     Choice,
     Pairs,
     Rule,
     choose,
     duality,
+    expected_duals,
     far_from_dual,
     layers_with_dual,
+    not_one_matrix,
+    obstacle,
     split_work,
 )
 from lowland.errors import InputError
-from lowland.findings import TRUSTED, Check, Decomposition, Gauge, LayerRow
+from lowland.findings import TRUSTED, Check, Decomposition, DualKind, Gauge, LayerRow
 from lowland.measures import Subset, stratified
 from lowland.problem import Problem
 from lowland.usercode import described
@@ -43,6 +47,7 @@ class How:
     n_sharp: int | Rule
     widths: int | None
     brief: bool
+    dual: AskedDual = "auto"
 
 
 class Step(NamedTuple):
@@ -85,8 +90,13 @@ class Explanation:
         self._attempt("Units were not balanced", self._balance)
 
     def compare_layers(self) -> None:
-        """Decompose every other layer too, in one pass, for a row of each."""
-        self._attempt("The other layers were not decomposed", self._compare_layers)
+        """Decompose every other layer of few weights too, in one pass, for a row of each."""
+        run = partial(self._compare_layers, self._others)
+        self._attempt("The other layers were not decomposed", run)
+
+    def compare_wide_layers(self) -> None:
+        """Decompose the layers of which only leading directions can be computed."""
+        self._attempt("The wide layers were not decomposed", self._compare_wide_layers)
 
     @property
     def steps(self) -> "dict[str, Step]":
@@ -95,19 +105,26 @@ class Explanation:
             return {}
         problem, how, pairs = self.problem, self.how, len(self.choice.pairs)
         own = [layer(problem, self.choice.layer)]
+        duals = self._duals([self.choice.layer])
+        plain = split_work(problem, own, pairs, basis=how.basis, duals=duals)
         detailed = split_work(
-            problem, own, pairs, basis=how.basis, details=self.in_detail, widths=self._widths
-        )
-        plain = split_work(problem, own, pairs, basis=how.basis)
+            problem, own, pairs,
+            basis=how.basis, details=self.in_detail, widths=self._widths, duals=duals,
+        )  # fmt: skip
         steps = {f"the split of layer {self.choice.layer!r}": Step(self.split, detailed, plain)}
         if how.brief:
             return steps
         if how.gauge != "balanced" and self._is_small:
             steps["the same with balanced units"] = Step(self.balance, plain, plain)
-        if self._others:
-            others = [layer(problem, name) for name in self._others]
-            work = split_work(problem, others, pairs, basis=how.basis)
-            steps["the other layers"] = Step(self.compare_layers, work, work)
+        for what, names, run in (
+            ("the other layers", self._others, self.compare_layers),
+            ("the wide layers", self._wide, self.compare_wide_layers),
+        ):
+            if names:
+                chosen = [layer(problem, name) for name in names]
+                duals = self._duals(names)
+                work = split_work(problem, chosen, pairs, basis=how.basis, duals=duals)
+                steps[what] = Step(run, work, work)
         return steps
 
     def _attempt(self, what: str, step: Callable[[], None], strict: bool = False) -> None:
@@ -131,32 +148,37 @@ class Explanation:
 
     @cached_property
     def _others(self) -> list[str]:
-        """The layers beside the chosen one that have a dual; none of a large model.
+        """The layers beside the chosen one whose directions can all be computed."""
+        return [name for name in self._beside if name not in self._wide]
 
-        One of which only leading directions can be found, at the cost of many products, must also
-        have a useful dual.
-        """
+    @cached_property
+    def _wide(self) -> list[str]:
+        """The layers beside the chosen one of which only leading directions can be computed."""
+        return [n for n in self._beside if layer(self.problem, n).size > ALL_DIRECTIONS]
+
+    @property
+    def _beside(self) -> list[str]:
+        """The layers beside the chosen one that have a dual; none of a large model."""
         assert self.choice is not None
         if self._is_large:
             return []
-        names = [name for name in layers_with_dual(self.problem) if name != self.choice.layer]
-        far = [name for name in names if self._is_far(name)]
-        if far:
-            self.notes.append(
-                f"Layers without a useful dual that were not decomposed: "
-                f"{', '.join(map(repr, far))} (some pairs show that activities or losses are "
-                f"missed by more than {TRUSTED:.0%})."
-            )
-        return [name for name in names if name not in far]
+        every = layers_with_dual(self.problem, self.how.dual)
+        return [name for name in every if name != self.choice.layer]
+
+    def _duals(self, names: list[str]) -> dict[str, DualKind]:
+        """Which dual each layer will have; that of the activities where it cannot be told."""
+        assert self.choice is not None
+        chosen = [layer(self.problem, name) for name in names]
+        try:
+            return expected_duals(self.problem, chosen, self.choice.pairs, self.how.dual)
+        except InputError:  # which the decomposition will say
+            return dict.fromkeys(names, "activity")
 
     def _is_far(self, name: str) -> bool:
         """Whether a wide layer is known to have no useful dual."""
         assert self.choice is not None
-        wide = layer(self.problem, name)
         try:
-            return wide.size > ALL_DIRECTIONS and far_from_dual(
-                self.problem, wide, self.choice.pairs
-            )
+            return far_from_dual(self.problem, layer(self.problem, name), self.choice.pairs)
         except InputError:  # which the decomposition will say
             return False
 
@@ -180,7 +202,7 @@ class Explanation:
         return WIDTHS if self.in_detail else 0
 
     def _choose(self) -> None:
-        self.choice = choose(self.problem, self.layer_name)
+        self.choice = choose(self.problem, self.layer_name, self.how.dual)
         self.notes += self.choice.notes
 
     @cached_property
@@ -202,6 +224,9 @@ class Explanation:
     def _split(self) -> None:
         assert self.choice is not None
         how, choice = self.how, self.choice
+        why = obstacle(self.problem, layer(self.problem, choice.layer)) if self.in_detail else None
+        if why is not None:
+            self.notes.append(f"Leading-order terms were not computed: {why}.")
         split = duality(
             self.problem,
             choice.layer,
@@ -210,7 +235,8 @@ class Explanation:
             gauge=how.gauge,
             basis=how.basis,
             n_sharp=how.n_sharp,
-            leading_order=self.in_detail,
+            dual=how.dual,
+            leading_order=self.in_detail and why is None,
             widths=self._widths,
             progress=self.tell,
         )
@@ -224,30 +250,47 @@ class Explanation:
                 f"The model has more than {_LAYERS:,} weights, so its other layers were not "
                 "decomposed; lowland.duality(problem) does that."
             )
-        elif not self._others:
-            self.layer_rows = (split.row,)
+        self.notes += [
+            f"Layer {name!r} was not decomposed: it is {why}."
+            for name, why in not_one_matrix(self.problem).items()
+        ]
+        self.layer_rows = (split.row,)
 
-    def _compare_layers(self) -> None:
-        split, how, problem = self.duality, self.how, self.problem
-        if split is None:
+    def _compare_wide_layers(self) -> None:
+        """Decompose those that may have a useful dual: each takes many products."""
+        seen_by_few = self.how.dual == "activity"
+        far = [name for name in self._wide if seen_by_few and self._is_far(name)]
+        if far:
+            self.notes.append(
+                f"Layers without a useful dual that were not decomposed: "
+                f"{', '.join(map(repr, far))} (some pairs show that activities or losses are "
+                f"missed by more than {TRUSTED:.0%})."
+            )
+        if near := [name for name in self._wide if name not in far]:
+            self._compare_layers(near)
+
+    def _compare_layers(self, names: list[str]) -> None:
+        how, problem = self.how, self.problem
+        if self.duality is None:
             return
         decomposed = duality(
             problem,
-            self._others,
+            names,
             pairs=self._pairs,
             curvature=self._curvature,
             gauge=how.gauge,
             basis=how.basis,
             n_sharp=how.n_sharp,
+            dual=how.dual,
             progress=self.tell,
         )
-        splits = {split.layer: split, **decomposed}
         self.notes += [
             f"Layer {name!r} was skipped: {why}." for name, why in decomposed.skipped.items()
         ]
-        self.layer_rows = tuple(
-            splits[name].row for name in layers_with_dual(problem) if name in splits
-        )
+        rows = {row.layer: row for row in self.layer_rows}
+        rows |= {name: split.row for name, split in decomposed.items()}
+        every = layers_with_dual(problem, how.dual)
+        self.layer_rows = tuple(rows[name] for name in every if name in rows)
 
     def _balance(self) -> None:
         split = self.duality
@@ -262,6 +305,7 @@ class Explanation:
                 gauge="balanced",
                 basis=self.how.basis,
                 n_sharp=split.n_sharp,
+                dual=split.setting.dual,
             )
         except InputError:  # units that cannot be rescaled
             return
@@ -274,11 +318,9 @@ class Explanation:
 
     def finish(self) -> None:
         """Note which layers have no useful dual."""
-        if useless := [row.layer for row in self.layer_rows if not row.trusted]:
-            self.notes.append(
-                f"Layers without a useful dual: {', '.join(map(repr, useless))} (activities or "
-                f"losses are missed by more than {TRUSTED:.0%})."
-            )
+        if useless := [row for row in self.layer_rows if not row.trusted]:
+            reasons = "; ".join(f"{row.layer!r}: {row.doubt}" for row in useless)
+            self.notes.append(f"Layers without a useful dual: {reasons}.")
 
 
 def _notes(split: Decomposition, choice: Choice) -> list[str]:
@@ -286,10 +328,12 @@ def _notes(split: Decomposition, choice: Choice) -> list[str]:
     notes = []
     totals, fit = split.totals, split.fit
     if fit.excluded:
+        why = "its inputs are zero, or equal to the partner's"
+        if fit.solving is not None:
+            why = "its outputs are equal to the partner's, or no change of the weight gives them"
         notes.append(
-            f"{fit.excluded} test sample(s) have no dual shift in layer {split.layer!r} (its "
-            "inputs are zero, or equal to the partner's); they carry "
-            f"{fit.excluded_gap:.3g} of the gap."
+            f"{fit.excluded} test sample(s) have no dual shift in layer {split.layer!r} ({why}); "
+            f"they carry {fit.excluded_gap:.3g} of the gap."
         )
     if choice.pairs.unpaired:
         notes.append(

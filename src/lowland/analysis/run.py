@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import platform
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -9,15 +10,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils import _pytree as pytree
 
 from lowland import __version__
 from lowland.analysis.explanation import Explanation, How
+from lowland.analysis.scenery import TITLE as LANDSCAPE
+from lowland.analysis.scenery import Scenery
 from lowland.atomic import check_writable
 from lowland.budget import DEFAULT, Clock, limit
 from lowland.checkpoint import weights_bytes
 from lowland.curvature import Kind, layers
-from lowland.dual import Rule, layer_with_dual
+from lowland.dual import AskedDual, Rule, layer_with_dual
 from lowland.errors import InputError
 from lowland.findings import Convergence, Decomposition, Gauge, Origin, Outcome, Results, Subject
 from lowland.measures import (
@@ -29,10 +34,12 @@ from lowland.measures import (
     Task,
     chosen_measures,
     convergence,
+    convergence_by_loss,
     decomposition,
     share,
     sharing,
     silent,
+    whole_spectrum,
 )
 from lowland.problem import Problem, differentiating
 from lowland.results import Analysis
@@ -54,8 +61,10 @@ def analyze(
     basis: Kind = "hessian",
     n_sharp: int | Rule = "share",
     measures: Sequence[str] | None = None,
+    dual: AskedDual = "auto",
     widths: int | None = None,
     brief: bool = False,
+    landscape: bool | None = None,
     budget: float | str | None = None,
     progress: Progress = silent,
 ) -> Analysis:
@@ -68,7 +77,7 @@ def analyze(
         problem: with test data.
         layer_name: the layer to decompose in full; by default the dense layer before the last
             one, as in Feng & Tu, of those whose directions can all be computed, or the only one;
-            if data goes around it, the last layer whose dual weights stand for the data.
+            if its dual weights do not stand for the data, the last layer whose do.
         out: a directory to save everything in (see :meth:`Analysis.save`).
         title: how the report calls it.
         origin: for the record, where model and data came from.
@@ -76,10 +85,13 @@ def analyze(
             see :func:`lowland.duality`.
         basis: the matrix whose eigenvectors are the directions, see :func:`lowland.duality`.
         n_sharp: how many directions count as sharp, see :func:`lowland.duality`.
+        dual: what dual weights reproduce, see :func:`lowland.duality`.
         measures: which to compute beside the outcome; by default all that need no training.
         widths: directions whose widths F_n are computed; by default 100, or none if brief.
         brief: leave out what only a reader of the report wants: the other layers, widths and
             leading-order terms.
+        landscape: whether to draw the loss around the weights, a surface and two cuts; by default
+            unless it is brief or measures are named.
         budget: the time that it may take: ``"90s"``, ``"5m"``, ``"1h30m"``, a number of seconds,
             or ``"none"``. By default five minutes, or none if measures are named. What does not fit
             is a row that says how long it would take.
@@ -87,6 +99,8 @@ def analyze(
             is ``done`` and the seconds ``left`` (see :class:`lowland.budget.Stage`).
     """
     clock = Clock(limit(budget, DEFAULT if measures is None else math.inf))
+    if dual not in ("auto", "activity", "output"):
+        raise InputError(f"dual must be 'auto', 'activity' or 'output'; got {dual!r}")
     if not problem.has_test:
         raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
     if out is not None:
@@ -104,7 +118,7 @@ def analyze(
         for name in OUTCOME:  # whatever the budget: without it there is nothing to explain
             measuring.measure(name)
         outcome = Outcome(**{name: measuring.rows[name].value for name in OUTCOME})
-        how = How(gauge, basis, n_sharp, widths, brief)
+        how = How(gauge, basis, n_sharp, widths, brief, dual)
         explanation = Explanation(problem, layer_name, how, schedule.tell)
         reached = [_unknown()]
 
@@ -134,18 +148,25 @@ def analyze(
             )
         tasks |= {CONVERGENCE: judge, **measuring.tasks}
         costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
+        scenery = Scenery(problem)
+        if landscape or (landscape is None and not brief and measures is None):
+            tasks[LANDSCAPE] = lambda: scenery.draw(schedule.tell)
+            costs[LANDSCAPE] = Task(scenery.work)
         if not brief:
             schedule.make_plan(problem, costs)
         for name in list(steps)[:1]:
             explanation.samples = schedule.samples(name)
         schedule.run(tasks)
+        if CONVERGENCE not in schedule.finished:
+            reached = [_convergence(problem, outcome, explanation, origin or Origin(), brief=True)]
         explanation.finish()
-    notes = explanation.notes
+        spectrum = whole_spectrum(problem)
+    notes = [*explanation.notes, *scenery.notes]
     if origin is not None and origin.training is not None and not origin.training.converged:
         notes.append("The training stopped at its epoch limit before reaching its goal.")
     notes += [
         f"{name[0].upper()}{name[1:]} was not computed: {schedule.reason(name)}."
-        for name in (*steps, CONVERGENCE)
+        for name in (*steps, CONVERGENCE, *tasks.keys() & {LANDSCAPE})
         if name not in schedule.finished
     ]
     results = Results(
@@ -164,6 +185,9 @@ def analyze(
         measures=measuring.measurements().rows(),
         checks=explanation.checks,
         notes=(*problem.notes, *notes),
+        landscape=scenery.landscape,
+        versions=_versions(),
+        spectrum=spectrum,
     )
     analysis = Analysis(results, weights_bytes(problem.model))
     if out is not None:
@@ -174,11 +198,21 @@ def analyze(
 
 
 def _convergence(
-    problem: Problem, outcome: Outcome, explained: Explanation, origin: Origin
+    problem: Problem,
+    outcome: Outcome,
+    explained: Explanation,
+    origin: Origin,
+    *,
+    brief: bool = False,
 ) -> Convergence:
-    """Whether this is a minimum; unknown, with a note, where that could not be computed."""
+    """Whether this is a minimum; unknown, with a note, where that could not be computed.
+
+    If brief, what the losses alone tell of it.
+    """
     assert outcome.train_loss is not None  # the losses are finite, or there would be no analysis
     try:
+        if brief:
+            return convergence_by_loss(problem, outcome.train_loss, outcome.train_error)
         return convergence(
             problem, outcome.train_loss, outcome.train_error, explained.duality, origin.training
         )
@@ -186,6 +220,17 @@ def _convergence(
         why = error if isinstance(error, InputError) else described(error)
         explained.notes.append(f"Whether this is a minimum was not computed: {why}.")
         return _unknown()
+
+
+def _versions() -> dict[str, str]:
+    """The versions of what computes, and the threads it may use."""
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "NumPy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "threads": str(torch.get_num_threads()),
+    }
 
 
 def _unknown() -> Convergence:
@@ -198,6 +243,7 @@ def _fingerprint(problem: Problem) -> str:
     for split in ("train", "test"):
         for batch in problem.batches(split):
             for i, t in enumerate(pytree.tree_leaves([batch.inputs, batch.targets])):
+                t = torch.view_as_real(t) if t.is_complex() else t
                 numbers = t.float() if t.is_floating_point() else t.long()
                 marks[split, i].update(numbers.cpu().contiguous().numpy().tobytes())
     return hashlib.sha256(b"".join(mark.digest() for mark in marks.values())).hexdigest()

@@ -39,6 +39,8 @@ def draw_results(console: Console, analysis: "Analysis", path: Path) -> None:
             value = Text(number(row.value) + error)
         table.add_row(Text(row.title), value)
     console.print(table)
+    if (split := results.duality) is not None:
+        console.print(Text(f"layer '{split.layer}' by the {split.setting.dual}-level dual"))
     for check in results.checks:
         mark = "ok    " if check.passed else "FAILED"
         console.print(Text(f"{mark} {check.name}: {number(check.value)}"))
@@ -50,7 +52,9 @@ def draw_results(console: Console, analysis: "Analysis", path: Path) -> None:
         console.print(Text(f"plan: {course.planned}"))
     if course.predicted is not None:
         spent, predicted = in_words(course.spent), in_words(course.predicted)
-        console.print(Text(f"it took {spent}, predicted {predicted}"))
+        before = results.seconds - course.spent  # the outcome, pairs, and what a gradient takes
+        more = f", after {in_words(before)} to plan it" if before > course.spent / 2 else ""
+        console.print(Text(f"it took {spent}, predicted {predicted}{more}"))
     if course.stopped is not None:
         console.print(Text(f"ended early: {course.stopped}"))
     # Not broken over lines, so that it can be copied.
@@ -81,7 +85,7 @@ def _named(side: "Solution") -> str:
     return f"{side.title}, layer '{side.layer}'" + (f", {state}" if state else "")
 
 
-def draw_comparison(console: Console, comparison: "Comparison", page: Path) -> None:
+def draw_comparison(console: Console, comparison: "Comparison") -> None:
     """The answer, then the change of the gap and what each determinant made of it."""
     results = comparison.results
     for which, side in zip(("first", "second"), results.solutions, strict=True):
@@ -97,7 +101,8 @@ def draw_comparison(console: Console, comparison: "Comparison", page: Path) -> N
         table.add_row(f"  due to {name}", *_change(part), *halves)
     console.print(table)
     console.print()
-    console.print(Text(f"comparison: {page}"), soft_wrap=True)
+    pairs = f"{number(results.pairs)} pairs of samples, by the {results.dual}-level dual"
+    console.print(Text(pairs))
 
 
 def _change(change: "Change") -> tuple[str, str]:

@@ -5,6 +5,7 @@ from lowland.curvature.diagonals import Diagonal, diagonal, remainder_work, trac
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_operators
 from lowland.curvature.forward import ForwardPass, gradients
+from lowland.curvature.graph import Graph
 from lowland.curvature.lanczos import Eigenpairs, eigsh
 from lowland.curvature.layer_blocks import exact_diagonal, layer_hessian, layer_hessians
 from lowland.curvature.layer_search import (
@@ -21,12 +22,7 @@ from lowland.curvature.operator import Dense, Operator, columns_within
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.precision import rounding
 from lowland.curvature.sample_factors import Kind, factor_bytes, factors, passes, sample_gradients
-from lowland.curvature.shared_jacobians import (
-    JointDiagonals,
-    few_outputs,
-    fisher_diagonal,
-    joint_diagonals,
-)
+from lowland.curvature.shared_jacobians import few_outputs, fisher_moments, joint_diagonals
 from lowland.curvature.spectral_numbers import (
     condition_number,
     effective_dimension,
@@ -46,8 +42,8 @@ __all__ = [
     "Estimate",
     "Fisher",
     "ForwardPass",
+    "Graph",
     "Hessian",
-    "JointDiagonals",
     "Kind",
     "Layer",
     "LayerBlock",
@@ -63,7 +59,7 @@ __all__ = [
     "factors",
     "few_outputs",
     "fisher",
-    "fisher_diagonal",
+    "fisher_moments",
     "frobenius_norm",
     "ggn",
     "gradients",

@@ -158,7 +158,7 @@ def confirmed(
     single: Callable[[Batch], BatchProduct],
 ) -> Tapes | None:
     """Tapes for these parameters, if single products on the first samples confirm them."""
-    verdicts, case = _CONFIRMED.setdefault(problem, {}), (matrix, *params)
+    verdicts, case = _CONFIRMED.setdefault(problem.whole, {}), (matrix, *params)
     tapes = Tapes(problem, params, matrix, single)
     if case not in verdicts:
         try:

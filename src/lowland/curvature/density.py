@@ -16,6 +16,7 @@ from lowland.curvature.estimate import Estimate
 from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.spectrum import Spectrum
 from lowland.errors import InputError
+from lowland.figures import draw_density, drawn_on, picture
 from lowland.problem import differentiating
 
 
@@ -35,6 +36,38 @@ class Density:
     spectrum: Spectrum
     bandwidth: float
     converged: bool
+
+    @classmethod
+    def of(
+        cls,
+        spectrum: Spectrum,
+        bandwidth: float | None = None,
+        points: int = 1024,
+        steps: int = 80,
+        rtol: float = 0.1,
+    ) -> "Density":
+        """The density of a spectrum that is known; the arguments are of `spectral_density`."""
+        low, high = float(spectrum.nodes.min()), float(spectrum.nodes.max())
+        # a multiple of the identity has no range, or one of rounding errors
+        extent = max(high - low, 1e-3 * max(-low, high)) or 1.0
+        sigma = bandwidth or extent / steps
+        edges = torch.linspace(low - 5 * sigma, high + 5 * sigma, points + 1, dtype=torch.float64)
+        edges = edges.to(spectrum.nodes.device)
+        cells = _smoothed(spectrum.nodes, edges, sigma)  # (points, nodes)
+        number, error = spectrum.sums(cells)
+        stderr = error / spectrum.size
+        if spectrum.quadrature is not None:
+            nodes, weights = spectrum.quadrature.coarse()
+            change = cells @ spectrum.weights - _smoothed(nodes, edges, sigma) @ weights
+            stderr = torch.hypot(stderr, change)
+        return cls(
+            grid=(edges[1:] + edges[:-1]) / 2,
+            density=number / spectrum.size,
+            stderr=stderr,
+            spectrum=spectrum,
+            bandwidth=sigma,
+            converged=bool(stderr.sum() * (edges[1] - edges[0]) <= rtol),
+        )
 
     @property
     def nodes(self) -> Tensor:
@@ -92,18 +125,11 @@ class Density:
         return replace(total, value=value, stderr=stderr, converged=done)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the density with its standard error on matplotlib axes, logarithmic upwards."""
-        import matplotlib.pyplot as plt
+        """Draw the density with two standard errors on matplotlib axes, logarithmic upwards."""
+        return drawn_on(draw_density, self, ax)
 
-        ax = ax if ax is not None else plt.subplots()[1]
-        x, y, error = (t.cpu().numpy() for t in (self.grid, self.density, self.stderr))
-        floor = y.max() * 1e-7  # eigenvalues in a million parameters are seen one by one
-        [line] = ax.semilogy(x, y.clip(floor))
-        if not self.exact:
-            low, high = (y - error).clip(floor), (y + error).clip(floor)
-            ax.fill_between(x, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
-        ax.set(xlabel="eigenvalue", ylabel="density", ylim=(floor, None))
-        return ax
+    def _repr_html_(self) -> str:
+        return picture(draw_density, self)
 
 
 @differentiating()
@@ -146,27 +172,7 @@ def spectral_density(
     probes = min(probes, max(2, columns_within(A) // steps))
     spectrum = Spectrum.of(A, steps, probes, seed)
 
-    low, high = float(spectrum.nodes.min()), float(spectrum.nodes.max())
-    # a multiple of the identity has no range, or one of rounding errors
-    extent = max(high - low, 1e-3 * max(-low, high)) or 1.0
-    sigma = bandwidth if bandwidth is not None else extent / steps
-    edges = torch.linspace(low - 5 * sigma, high + 5 * sigma, points + 1, dtype=torch.float64)
-    edges = edges.to(A.device)
-    cells = _smoothed(spectrum.nodes, edges, sigma)  # (points, nodes)
-    number, error = spectrum.sums(cells)
-    stderr = error / A.size
-    if spectrum.quadrature is not None:
-        nodes, weights = spectrum.quadrature.coarse()
-        change = cells @ spectrum.weights - _smoothed(nodes, edges, sigma) @ weights
-        stderr = torch.hypot(stderr, change)
-    return Density(
-        grid=(edges[1:] + edges[:-1]) / 2,
-        density=number / A.size,
-        stderr=stderr,
-        spectrum=spectrum,
-        bandwidth=sigma,
-        converged=bool(stderr.sum() * (edges[1] - edges[0]) <= rtol),
-    )
+    return Density.of(spectrum, bandwidth, points, steps, rtol)
 
 
 def _smoothed(nodes: Tensor, edges: Tensor, sigma: float) -> Tensor:

@@ -8,7 +8,7 @@ gradients of the outputs, each sample's multiplied by a code, carry the sample's
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ from torch.autograd.graph import GradientEdge
 from lowland.batches import Batch
 from lowland.curvature.graph import Graph
 from lowland.curvature.uses import Use, product
+from lowland.errors import InputError
 from lowland.problem import Problem
+
+T = TypeVar("T")
 
 # How far a row's code may be from a whole number, and its entries from one multiple of another's.
 _CODE_ERROR, _ROW_ERROR = 0.2, 1e-2
@@ -98,16 +101,28 @@ class ForwardPass:
             else:
                 self.arrangements[name] = [a for a in arrangements if a is not None]
 
+    def reached(self, chosen: dict[str, T]) -> dict[str, T]:
+        """Those of some parameters that the batch reaches, with what goes with each."""
+        return {name: value for name, value in chosen.items() if self.uses[name]}
+
     def inputs(self, name: str) -> list[Tensor]:
-        """What multiplies the parameter in each of its uses, (n, T, G, in) or (n, T, m)."""
+        """What multiplies the parameter in each of its uses, (n, T, G, in) or (n, T, m).
+
+        An error if the batch does not reach it.
+        """
+        if not self.uses[name]:
+            raise InputError(
+                f"none of {self.count} samples that were taken together comes to parameter "
+                f"{name!r}, so that nothing is known of its inputs there"
+            )
         return [
-            arrangement(use.x)
+            arrangement(use.x).to(self.outputs.dtype)
             for use, arrangement in zip(self.uses[name], self.arrangements[name], strict=True)
         ]
 
     def by_sample(self, name: str, number: int, gradient: Tensor) -> Tensor:
         """Gradients (C, *outputs) with respect to a use's outputs, as (n, C, T, ...)."""
-        rows = self.uses[name][number].rows(gradient)
+        rows = self.uses[name][number].rows(gradient.to(self.outputs.dtype))
         return self.arrangements[name][number](rows, axis=1).transpose(0, 1)
 
     def as_outputs(self, name: str, number: int, values: Tensor) -> Tensor:
@@ -127,6 +142,8 @@ class ForwardPass:
 def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
     """What an operation does with the leaf."""
     operation = node.name().removesuffix("Backward0")
+    if node._input_metadata[0].dtype.is_complex:
+        raise _Opaque(f"enters {operation} of complex numbers, which cannot be seen through")
     index = _index(GradientEdge(*node.next_functions[argument]), leaf)
     if index is None:
         raise _Opaque(f"enters {operation} with entries that occur more than once")
@@ -138,7 +155,8 @@ def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
     if role is None:
         raise _Opaque(f"enters {operation}, which cannot be seen through")
     in_series = in_series and not role.constant
-    return Use(role.operation, node, role.x.detach(), role.rows, role.entries(index), in_series)
+    x = role.x.detach().to(node._input_metadata[0].dtype)  # masks and counts multiply as well
+    return Use(role.operation, node, x, role.rows, role.entries(index), in_series)
 
 
 def _summed(use: Use, x: Tensor, delta: Tensor) -> Tensor:
@@ -270,7 +288,7 @@ def _index(argument: GradientEdge, leaf: Tensor) -> Tensor | None:
         return whole.view(leaf.shape).T  # the usual case, without a pass
     meta = node._input_metadata[argument.output_nr]
     count = math.prod(meta.shape)
-    k = torch.arange(count, device=leaf.device).view(*meta.shape)
+    k = torch.arange(count, device=leaf.device).view(meta.shape)
     low, high, times = (
         torch.autograd.grad([argument], [leaf], [digit.to(meta.dtype)], retain_graph=True)[0]
         for digit in (k % _DIGIT, k // _DIGIT, torch.ones_like(k))
@@ -281,4 +299,4 @@ def _index(argument: GradientEdge, leaf: Tensor) -> Tensor | None:
     place = (low.double() + _DIGIT * high.double()).flatten()[used].long()
     index = torch.empty_like(k).flatten()
     index[place] = whole[used]
-    return index.view(*meta.shape)
+    return index.view(meta.shape)

@@ -10,6 +10,7 @@ from operator import or_
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 # Operations that only rearrange a tensor's entries, or pick some of them.
 _REARRANGING = {
@@ -122,12 +123,28 @@ def piecewise_linear(z: Tensor, a: Tensor) -> bool:
     return not Graph(z, [a]).curved(0)
 
 
+def has_own_functions(y: Tensor) -> bool:
+    """Whether y was computed by functions of the user's own (``torch.autograd.Function``)."""
+    seen, stack = set(), [y.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            return True
+        seen.add(node)
+        stack.extend(child for child, _ in node.next_functions)
+    return False
+
+
 def _nonlinear(node: Any, via: list[int]) -> int:
     """The targets, as bits, in which an operation is not piecewise linear.
 
     ``via`` holds, for each of its arguments, the targets that the argument depends on.
     """
     name = node.name()
+    if name == "AbsBackward0" and node._saved_self.is_complex():
+        return _union(via)  # a root of squares
     if name in _JOINT:
         return 0
     if name in _PRODUCTS:

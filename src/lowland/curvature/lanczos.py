@@ -7,7 +7,7 @@ against the whole basis, so that no eigenvalue appears more often than it should
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.precision import rounding
 from lowland.errors import InputError
+from lowland.figures import draw_eigenvalues, drawn_on, picture
 from lowland.problem import differentiating
 
 End = Literal["magnitude", "largest", "smallest"]
@@ -44,6 +45,13 @@ class Eigenpairs:
             f"Eigenpairs([{shown}{more}], residuals <= {self.residuals.max():.1e}, {state}, "
             f"{self.matvecs} products)"
         )
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the eigenvalues with their residuals on matplotlib axes."""
+        return drawn_on(draw_eigenvalues, self, ax)
+
+    def _repr_html_(self) -> str:
+        return picture(draw_eigenvalues, self)
 
 
 @differentiating()

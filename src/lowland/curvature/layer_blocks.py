@@ -80,12 +80,15 @@ def exact_diagonal(
 
     One that turns out not to be seen through on some of the data is left out.
     """
-    sums: dict[str, Tensor] = {}
+    params = problem.params
+    sums = {
+        name: torch.zeros(params[name].numel(), dtype=torch.float64, device=problem.device)
+        for name in (layer.parameter for layer in chosen)
+    }
     with problem.measuring():
         for parts in factors(problem, chosen, kind):
             for name, part in parts.items():
-                value = part.diagonal_sum().double()
-                sums[name] = sums[name] + value if name in sums else value
+                sums[name] += part.diagonal_sum()
         count, seen = problem.count(), parameters(problem)
         names = [layer.parameter for layer in chosen]
         # Data-parallel ranks keep what all of them saw through.
@@ -93,6 +96,6 @@ def exact_diagonal(
         kept = {name for name, times in zip(names, lost.tolist(), strict=True) if not times}
         return {
             name: finite(total(sums[name]) / count).view_as(p)
-            for name, p in problem.params.items()
+            for name, p in params.items()
             if name in kept
         }

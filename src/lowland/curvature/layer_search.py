@@ -8,13 +8,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from lowland.batches import Batch
+from lowland.curvature.first_derivatives import wrong_gradients
 from lowland.curvature.forward import ForwardPass
 from lowland.curvature.uses import Use
 from lowland.errors import InputError
 from lowland.problem import Problem
 
 # Samples on which layers are found. What is computed from them is verified on all data.
-_FEW = 4
+_FEW, _MANY = 4, 64
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,37 @@ class _Sight:
             return
         with problem.measuring():
             seen = ForwardPass(problem, problem.first(_FEW), problem.params)
-        self.outputs = seen.outputs[0].numel()
+            self.outputs = seen.outputs[0].numel()
+            self.unused = self._note(problem, seen)
+            if problem.stored is None:
+                self.opaque |= wrong_gradients(problem)
+            # A routed part may be reached by later samples only.
+            batches = problem.batches("train", _MANY) if self.unused else iter(())
+            while self.unused and (batch := next(batches, None)) is not None:
+                if reached := _reached(problem, batch, self.unused):
+                    self._note(problem, ForwardPass(problem, batch, reached))
+                    self.unused = [name for name in self.unused if name not in reached]
+            for name in self.opaque:
+                self.layers.pop(name, None)
+
+    def _note(self, problem: Problem, seen: ForwardPass) -> list[str]:
+        """Take note of the parameters of a forward pass; those that take no part come back."""
         self.opaque.update(seen.opaque)
-        self.unused = [name for name, uses in seen.uses.items() if not uses]
         for name, uses in seen.uses.items():
             if uses:
                 self.layers[name] = _layer(problem, seen, name, uses)
+        return [name for name, uses in seen.uses.items() if not uses]
+
+
+def _reached(problem: Problem, batch: Batch, names: list[str]) -> list[str]:
+    """Those parameters that the outputs of a batch depend on."""
+    params = problem.params
+    leaves = {name: params[name].detach().requires_grad_() for name in names}
+    z = problem.outputs(batch.inputs, leaves)
+    if not z.requires_grad:
+        return []
+    slopes = torch.autograd.grad(z.sum(), list(leaves.values()), allow_unused=True)
+    return [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
 
 
 _SIGHTS: WeakKeyDictionary[Problem, _Sight] = WeakKeyDictionary()

@@ -23,9 +23,9 @@ from lowland.curvature.second_derivatives import (
     check_differences,
     check_double_backward,
     check_loss_curvature,
-    losses_in_double,
     way,
 )
+from lowland.curvature.trials import losses_in_double
 from lowland.distributed import most, total
 from lowland.errors import InputError
 from lowland.problem import Problem, differentiating
@@ -71,8 +71,11 @@ class Curvature(ABC):
                 each, count = most(each), most(count)
             self._chunk = tapes.samples() if tapes else samples_within(problem, each)
             self.in_blocks = tapes is not None
-            self.kept = chosen.keeps_graph and each * count <= problem.memory // 2
-        self._graphs: list[BlockProduct] | None = None
+            fits = problem.memory // 2 // each if chosen.keeps_graph else 0
+            # The share of the samples whose graphs are kept: all, or that of whole batches.
+            self.kept = 1.0 if fits >= count else fits // self._chunk * self._chunk / count
+        self._graphs: list[BlockProduct] = []  # of the first batches,
+        self._graphed = 0  # which have so many samples
 
     def _tapes(self) -> Tapes | None:
         """The way to multiply by many columns at once, if single products confirm it."""
@@ -97,7 +100,9 @@ class Curvature(ABC):
         """How products on a batch are made, and the way of differentiating behind it."""
 
     def __repr__(self) -> str:
-        kept = "kept graphs" if self.kept else "graphs made again for each product"
+        kept = f"graphs of {self.kept:.0%} of the samples kept"
+        if self.kept in (0, 1):
+            kept = "kept graphs" if self.kept else "graphs made again for each product"
         kept += ", columns together" if self.in_blocks else ""
         return (
             f"{type(self).__name__}(size={self.size:,}, parameters={len(self.params)}, "
@@ -118,12 +123,10 @@ class Curvature(ABC):
             for where, p in zip(self.slices.values(), self.params.values(), strict=True)
         ]
         sums = columns.new_zeros(columns.shape[1], self.size)
-        if self.kept and self._graphs is None:
-            with self.problem.measuring():
-                self._graphs = list(self._made())
         # Kept graphs need nothing of the model any more, and so none of the care it is run with.
-        with contextlib.nullcontext() if self.kept else self.problem.measuring():
-            for product in self._graphs or self._made():
+        whole = self._graphed == len(self.problem.train)
+        with contextlib.nullcontext() if whole else self.problem.measuring():
+            for product in self._graphs if whole else self._made():
                 for rows, parts in product(directions):
                     check_time()
                     for where, part in zip(self.slices.values(), parts, strict=True):
@@ -132,7 +135,18 @@ class Curvature(ABC):
         return (total(sums) / self._count).T.reshape(V.shape)
 
     def _made(self) -> Iterator[BlockProduct]:
-        return (self._blocks(batch) for batch in self.problem.batches("train", self._chunk))
+        """The products of every batch; as many of the first ones are kept as may be."""
+        samples = 0
+        for i, batch in enumerate(self.problem.batches("train", self._chunk)):
+            samples += len(batch)
+            if i < len(self._graphs):
+                yield self._graphs[i]
+                continue
+            product = self._blocks(batch)
+            if samples <= round(self.kept * len(self.problem.train)):
+                self._graphs.append(product)
+                self._graphed = samples
+            yield product
 
     def _shaped(self, v: Tensor) -> list[Tensor]:
         return [

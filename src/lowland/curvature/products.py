@@ -5,6 +5,7 @@ chosen parameter, to the sum over the batch of the matrix times that direction. 
 forward (``grad(jvp(...))``): PyTorch gets it silently wrong for some normalisation layers.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.errors import InputError
-from lowland.problem import Problem
+from lowland.problem import Problem, in_precision
 
 Direction = Sequence[Tensor]
 
@@ -138,15 +139,38 @@ class FiniteDifference:
 Middle = tuple[Tensor, Callable[[Tensor], Tensor]]  # outputs z, and products with A
 
 
-class GaussNewton:
-    """``J^T A J`` with the Jacobian J of some outputs and a small matrix A for each sample.
+class JacobianProduct(ABC):
+    """``J^T A J`` with the Jacobian J of some outputs and a small matrix A for each sample."""
 
-    ``J v`` needs no forward mode: ``J^T u`` is linear in u, so backward through it by u gives
-    ``J v``. Both graphs are kept for further products.
+    def __init__(self, weights: list[Tensor], middle: Middle) -> None:
+        self.weights = weights
+        self.outputs, self.middle = middle
+        if not self.outputs.requires_grad:
+            raise InputError("the model's outputs do not depend on the chosen parameters")
+
+    def __call__(self, v: Direction) -> Direction:
+        """The matrix times v."""
+        parts = self.back_from(self.middle(self.along(v)))
+        return [part.to(d) for part, d in zip(parts, v, strict=True)]
+
+    @abstractmethod
+    def along(self, v: Direction) -> Tensor:
+        """J v, how the outputs change along v."""
+
+    def back_from(self, u: Tensor) -> Direction:
+        """``J^T u``."""
+        return torch.autograd.grad(
+            self.outputs, self.weights, u, retain_graph=True, materialize_grads=True
+        )
+
+
+class GaussNewton(JacobianProduct):
+    """``J v`` without forward mode: ``J^T u`` is linear in u, so backward through it by u gives it.
+
+    Both graphs are kept for further products.
     """
 
     name = "two backward passes"
-
     keeps_graph = True
 
     def __init__(
@@ -157,18 +181,11 @@ class GaussNewton:
         middle: Callable[[Problem, Batch, dict[str, Tensor]], Middle],
     ) -> None:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        self.weights = list(leaves.values())
-        self.outputs, self.middle = middle(problem, batch, leaves)
-        if not self.outputs.requires_grad:
-            raise InputError("the model's outputs do not depend on the chosen parameters")
+        super().__init__(list(leaves.values()), middle(problem, batch, leaves))
         self.dummy = torch.zeros_like(self.outputs, requires_grad=True)
         self.back = torch.autograd.grad(
             self.outputs, self.weights, self.dummy, create_graph=True, materialize_grads=True
         )
-
-    def __call__(self, v: Direction) -> Direction:
-        """The matrix times v."""
-        return self.back_from(self.middle(self.along(v)))
 
     def along(self, v: Direction) -> Tensor:
         """J v, how the outputs change along v."""
@@ -178,14 +195,8 @@ class GaussNewton:
         backs, directions = zip(*reached, strict=True)
         return torch.autograd.grad(backs, self.dummy, directions, retain_graph=True)[0]
 
-    def back_from(self, u: Tensor) -> Direction:
-        """``J^T u``."""
-        return torch.autograd.grad(
-            self.outputs, self.weights, u, retain_graph=True, materialize_grads=True
-        )
 
-
-class OutputDifference:
+class OutputDifference(JacobianProduct):
     """The same where torch lacks a second derivative: J v by central differences, in float64."""
 
     name = "differences of outputs"
@@ -199,7 +210,7 @@ class OutputDifference:
         middle: Callable[[Problem, Batch, dict[str, Tensor]], Middle],
         step: float = 1e-7,
     ) -> None:
-        self.weights = [p.detach().double().requires_grad_() for p in params.values()]
+        weights = [p.detach().double().requires_grad_() for p in params.values()]
         self.step, double, constants = step, batch.map(in_double), constants_in_double(problem)
 
         def outputs(weights: Direction) -> Middle:
@@ -207,14 +218,7 @@ class OutputDifference:
             return middle(problem, double, {**constants, **moved})
 
         self._middle = outputs
-        self.outputs, self.middle = outputs(self.weights)
-        if not self.outputs.requires_grad:
-            raise InputError("the model's outputs do not depend on the chosen parameters")
-
-    def __call__(self, v: Direction) -> Direction:
-        """The matrix times v."""
-        parts = self.back_from(self.middle(self.along(v)))
-        return [part.to(d) for part, d in zip(parts, v, strict=True)]
+        super().__init__(weights, outputs(weights))
 
     def along(self, v: Direction) -> Tensor:
         """J v, how the outputs change along v."""
@@ -228,16 +232,10 @@ class OutputDifference:
         ]
         return ((ends[0] - ends[1]) / (2 * h)).detach()
 
-    def back_from(self, u: Tensor) -> Direction:
-        """``J^T u``."""
-        return torch.autograd.grad(
-            self.outputs, self.weights, u, retain_graph=True, materialize_grads=True
-        )
-
 
 def in_double(t: Tensor) -> Tensor:
-    """A tensor of floating-point numbers in float64; others as they are."""
-    return t.double() if t.is_floating_point() else t
+    """Real and complex numbers in the digits of float64; whole ones as they are."""
+    return in_precision(t, torch.float64)
 
 
 def constants_in_double(problem: Problem) -> dict[str, Tensor]:

@@ -78,11 +78,25 @@ class Factors:
 
     def gradients(self) -> Tensor:
         """B, the gradients of the C numbers with respect to the parameter, (n, C, M)."""
+        places, B = self.as_used()
+        whole = B.new_zeros(*B.shape[:2], self.layer.size)
+        whole[:, :, places] = B
+        return whole
+
+    def as_used(self) -> tuple[Tensor, Tensor]:
+        """Places in the flat parameter, (m,), and the gradients there, (n, C, m).
+
+        A single use has its own order of weights: sums over samples need not be put into the
+        parameter's order for each of them, which would take longer than the gradients.
+        """
+        if len(self.terms) == 1:
+            (term,) = self.terms
+            return term.places.flatten(), term.gradients()
         shares = [(term.places.flatten(), term.gradients()) for term in self.terms]
         whole = shares[0][1].new_zeros(*shares[0][1].shape[:2], self.layer.size)
         for places, share in shares:
             whole[:, :, places] += share
-        return whole
+        return torch.arange(self.layer.size, device=whole.device), whole
 
     def dense_sum(self) -> Tensor:
         """The sum over samples of the (M, M) blocks; :func:`unpacked` for an outer product's."""
@@ -126,8 +140,8 @@ class Factors:
             return diagonal
         sums = self.A.new_zeros(self.layer.size, dtype=torch.float64)
         for part in self.cached():
-            B = part.gradients()
-            sums += (B * (part.A @ B)).sum((0, 1))
+            places, B = part.as_used()
+            sums[places] += (part.A @ B).mul_(B).sum((0, 1))
         return sums
 
     def cached(self) -> Iterator["Factors"]:
@@ -164,7 +178,8 @@ def factors(
     """Chunk by chunk, the factors of every chosen parameter by its name, from one pass each.
 
     A parameter that cannot be seen through on some of the data is left out from there on, and
-    counts as opaque: compare :func:`parameters` before and after.
+    counts as opaque: compare :func:`parameters` before and after. A routed layer that no sample of
+    a chunk comes to is left out of that chunk.
     """
     check_kind(kind)
     left = {layer.parameter: layer for layer in chosen}
@@ -178,7 +193,7 @@ def factors(
             left = {name: layer for name, layer in left.items() if name not in seen.opaque}
             if not left:
                 return
-            yield _of_batch(problem, batch, seen, left, kind)
+            yield of_batch(problem, batch, seen, seen.reached(left), kind)
 
 
 def sample_gradients(problem: Problem, batch: Batch, layer: Layer) -> Tensor:
@@ -217,9 +232,12 @@ def _rows(problem: Problem, layer: Layer, kind: Kind) -> int:
     return outputs_of_a_sample(problem)
 
 
-def _of_batch(
+def of_batch(
     problem: Problem, batch: Batch, seen: ForwardPass, chosen: dict[str, Layer], kind: Kind
 ) -> dict[str, Factors]:
+    """The factors of one batch, of parameters that it reaches."""
+    if not chosen:
+        return {}
     if kind == "fisher":
         return _fisher(losses_in_double(problem, seen.outputs, batch.targets), seen, chosen)
     through = {n: layer for n, layer in chosen.items() if kind == "ggn" or n not in seen.curved}

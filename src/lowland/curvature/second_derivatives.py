@@ -9,7 +9,7 @@ outputs (whose curvature does not vanish where the data is fitted).
 import contextlib
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lowland.batches import Batch
+from lowland.curvature.first_derivatives import check_gradient, wrong_gradients
 from lowland.curvature.products import (
     BatchProduct,
     DoubleBackward,
@@ -26,6 +27,7 @@ from lowland.curvature.products import (
     constants_in_double,
     in_double,
 )
+from lowland.curvature.trials import beside, hardest, losses_in_double, nearby, trials
 from lowland.errors import InputError
 from lowland.problem import Problem, Stored
 
@@ -33,12 +35,9 @@ Way = type[DoubleBackward] | type[ForwardOverReverse] | type[FiniteDifference]
 
 WAYS: tuple[Way, ...] = (DoubleBackward, ForwardOverReverse, FiniteDifference)
 
-_SAMPLES, _BATCHES = 4, 16
-_ADDED = 16  # samples whose gradients must add up
 # Steps of the differences, relative to the weights. A kink of ReLU between the two ends spoils a
 # difference, however short the step, but a short step seldom has one.
 _STEPS = (1e-6, 1e-7, 1e-8)
-_LOSS_STEPS = (1e-3, 1e-4, 1e-5, 1e-6)
 # How far a product may be from a difference: of its own size, and of that of the whole product.
 _OWN, _WHOLE = 1e-3, 1e-5
 
@@ -46,9 +45,6 @@ _OWN, _WHOLE = 1e-3, 1e-5
 MARGIN = 10
 # Vectors in float64 that a comparison takes.
 _VECTORS = 12
-
-# How far beside the model's weights they are compared, relative to these.
-_NEARBY = 0.05
 
 _CHOSEN: WeakKeyDictionary[Problem, Way] = WeakKeyDictionary()
 _BACKWARDS: WeakKeyDictionary[Problem, frozenset[str]] = WeakKeyDictionary()
@@ -82,6 +78,7 @@ def check_double_backward(problem: Problem, names: Collection[str]) -> None:
 
 def check_loss_curvature(problem: Problem) -> None:
     """An error if torch's second derivatives of the loss by the outputs are not right."""
+    problem = problem.whole
     if problem in _CONFIRMED or problem.loss.needs_model:
         return
     batch = hardest(problem).map(in_double)
@@ -93,7 +90,7 @@ def check_loss_curvature(problem: Problem) -> None:
     wide = stored.precision(torch.float64) if stored is not None else contextlib.nullcontext()
     with torch.no_grad(), wide:
         z = problem.outputs(batch.inputs, constants_in_double(problem))
-    for outputs in (_beside(z, torch.Generator(device=z.device).manual_seed(0)), z):
+    for outputs in (beside(z, torch.Generator(device=z.device).manual_seed(0)), z):
         try:
             check_gradient(problem, scalar, {"outputs": outputs})
             wrong = refuted(problem, DoubleBackward, scalar, {"outputs": outputs})
@@ -109,12 +106,11 @@ def check_loss_curvature(problem: Problem) -> None:
 
 
 def _first_right(problem: Problem) -> Way:
-    batch = hardest(problem)
     if problem.stored is not None:
-        return _confirmed_in_parts(problem, problem.stored, batch)
-    params = nearby(problem, problem.params)
-    check_gradient(problem, losses_in_double(problem, batch), params)
-    _check_sum(problem, params)
+        return _confirmed_in_parts(problem, problem.stored, hardest(problem))
+    for name, reason in wrong_gradients(problem).items():
+        raise InputError(f"parameter {name!r} {reason}, so that its Hessian is not defined")
+    tried = trials(problem)
     failures = []
     _BACKWARDS[problem] = frozenset()
     for candidate in WAYS:
@@ -122,11 +118,13 @@ def _first_right(problem: Problem) -> Way:
             scalars = [losses_in_double]
             if not problem.loss.needs_model:
                 scalars.append(_random_sum_in_double)
-            wrong: list[str] = []
-            for scalar in scalars:
-                wrong += refuted(problem, candidate, scalar(problem, batch), params)
+            wrong = [
+                name
+                for scalar, (weights, batch) in itertools.product(scalars, tried)
+                for name in refuted(problem, candidate, scalar(problem, batch), weights)
+            ]
             if candidate is DoubleBackward:
-                _BACKWARDS[problem] = frozenset(params) - frozenset(wrong)
+                _BACKWARDS[problem] = frozenset(problem.params) - frozenset(wrong)
             if not wrong:
                 return candidate
             failures.append(f"{candidate.name}: {_refusal(wrong)}")
@@ -174,88 +172,6 @@ def _groups(names: list[str], sizes: list[int], most: int) -> list[list[str]]:
         groups[-1].append(name)
         size += each
     return groups
-
-
-def check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) -> None:
-    """An error if torch's gradient is not that of the loss, as of a straight-through estimator."""
-    leaves = [p.detach().requires_grad_() for p in params.values()]
-    try:
-        y = scalar(dict(zip(params, leaves, strict=True)))
-        slopes = torch.autograd.grad(y, leaves, materialize_grads=True)
-    except (RuntimeError, NotImplementedError):
-        return  # the ways of differentiating say what is the matter
-    generator = torch.Generator(device=problem.device).manual_seed(1)
-    for name, p, g in zip(params, params.values(), slopes, strict=True):
-        noise = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
-        v = noise * (g != 0)
-        slope, misses = float((g * v).sum()), []
-        for step in _LOSS_STEPS:  # a long one meets kinks, a short one rounding
-            h = step * (1 + float(p.norm())) / max(float(v.norm()), 1e-300)
-            with torch.no_grad():
-                ends = [float(scalar({**params, name: p + sign * h * v})) for sign in (1, -1)]
-            rounding = 1e-12 * (1 + abs(ends[0])) / h
-            misses.append(abs(slope - (ends[0] - ends[1]) / (2 * h)) - rounding)
-        if min(misses) > 1e-2 * float(g.norm()):
-            raise InputError(
-                f"torch's gradient by parameter {name!r} is not that of the loss (a straight-"
-                "through estimator, or a row that padding_idx keeps from learning and another use "
-                "reads?), so that its Hessian is not defined"
-            )
-
-
-def _check_sum(problem: Problem, params: dict[str, Tensor]) -> None:
-    """An error if the gradient of a batch is not the sum over its samples, as scaled ones are not.
-
-    So it is where torch divides by how often a token occurs in the batch.
-    """
-    batch = problem.first(_ADDED)
-    leaves = [p.detach().requires_grad_() for p in params.values()]
-
-    def gradient(part: Batch) -> Sequence[Tensor]:
-        loss = losses_in_double(problem, part)(dict(zip(params, leaves, strict=True)))
-        return torch.autograd.grad(loss, leaves, materialize_grads=True)
-
-    try:
-        whole = gradient(batch)
-        parts = [gradient(part) for part in batch.split(-(-len(batch) // 2))]
-    except (RuntimeError, NotImplementedError):
-        return  # the ways of differentiating say what is the matter
-    size = max(float(g.norm()) for g in whole)
-    for name, together, *apart in zip(params, whole, *parts, strict=True):
-        if float((together - torch.stack(apart).sum(0)).norm()) > 1e-6 * size:
-            raise InputError(
-                f"the gradient by parameter {name!r} of several samples is not the sum of those of "
-                "single ones (scale_grad_by_freq?), so that it is not that of the loss"
-            )
-
-
-def hardest(problem: Problem) -> Batch:
-    """Some samples of one of the first batches, those with the largest losses."""
-    batches = list(itertools.islice(problem.batches("train", _SAMPLES), _BATCHES))
-    with torch.no_grad():
-        losses = [problem.batch_losses(b).max() for b in batches]
-    return batches[int(torch.stack(losses).nan_to_num().argmax())]
-
-
-def nearby(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights beside the model's own, in float64.
-
-    At its own a ReLU may stand exactly at its kink (an input of zeros, a bias of zero), where a
-    difference has no limit. A way of differentiating that is right nearby is right.
-    """
-    generator = torch.Generator(device=problem.device).manual_seed(0)
-    return {name: _beside(p.double(), generator) for name, p in params.items()}
-
-
-def _beside(t: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(t.shape, generator=generator, dtype=t.dtype, device=t.device)
-    return t + _NEARBY * (1e-3 + t.square().mean().sqrt()) * noise
-
-
-def losses_in_double(problem: Problem, batch: Batch) -> Scalar:
-    """The sum of a batch's losses as a function of the parameters, in float64."""
-    double, constants = batch.map(in_double), constants_in_double(problem)
-    return lambda params: problem.batch_losses(double, {**constants, **params}).sum()
 
 
 def _random_sum_in_double(problem: Problem, batch: Batch) -> Scalar:

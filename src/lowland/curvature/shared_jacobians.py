@@ -1,11 +1,11 @@
 """Diagonals of several curvature matrices from one pass over the data.
 
-The Gauss-Newton matrices of all losses of the same outputs, and the empirical Fisher matrix,
-differ by a small matrix between the same Jacobians: ``B_k^T A_k B_k`` with ``A_k = d2l_k/dz2``, or
-``A_k = r_k r_k^T`` with ``r_k = dl_k/dz``. Jacobians are what takes time, so they are made once.
+The Gauss-Newton matrices of all losses of the same outputs differ by a small matrix between the
+same Jacobians: ``B_k^T A_k B_k`` with ``A_k = d2l_k/dz2``. Jacobians are what takes time, so they
+are made once. The empirical Fisher matrix needs none of them, but a single backward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +18,7 @@ from lowland.curvature.memory import samples_within
 from lowland.curvature.sample_factors import (
     Factors,
     factor_bytes,
-    factors,
-    losses_in_double,
+    of_batch,
     output_curvature,
     rows_with_curvature,
     through_outputs,
@@ -31,16 +30,14 @@ from lowland.problem import Problem, differentiating
 # Outputs of a sample up to which a backward pass is made for each of them.
 MOST_OUTPUTS = 128
 
+Diagonals = dict[str, Tensor]  # by parameter, in float64 and in the parameter's shape
+
 
 @dataclass(frozen=True)
-class JointDiagonals:
-    """Exact diagonals of the parameters that can be seen through, by name.
+class FisherMoments:
+    """Second moments of the samples' gradients g_k, of parameters that can be seen through."""
 
-    They are in float64 and in the parameter's shape.
-    """
-
-    ggn: list[dict[str, Tensor]]  # of each loss
-    fisher: dict[str, Tensor]  # of the first loss: mean_k g_k^2
+    squares: Diagonals  # mean_k g_k^2, the diagonal of the empirical Fisher matrix
     along: Tensor  # (n,), sum over these parameters of w . g_k, for each of this rank's samples
 
 
@@ -50,16 +47,15 @@ def few_outputs(problem: Problem) -> bool:
 
 
 @differentiating()
-def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
-    """The exact diagonals of one model and data under several losses: C backward passes in all.
+def joint_diagonals(problems: Sequence[Problem]) -> list[Diagonals]:
+    """The GGN's exact diagonals under several losses of one model: C backward passes in all.
 
     A parameter that turns out not to be seen through on some of the data is left out.
     """
     problem = problems[0]
     left = parameters(problem)
     each = max(1, sum(factor_bytes(problem, layer, "ggn")[1] for layer in left.values()))
-    sums: list[dict[str, Tensor]] = [{} for _ in range(len(problems) + 1)]
-    along = []
+    sums = [_zeros(problem, left) for _ in problems]
     with problem.measuring():
         for batch in problem.batches("train", samples_within(problem, each)):
             seen = ForwardPass(problem, batch, left)
@@ -68,38 +64,48 @@ def joint_diagonals(problems: Sequence[Problem]) -> JointDiagonals:
             left = {name: layer for name, layer in left.items() if name not in seen.opaque}
             if not left:
                 break
-            dots = torch.zeros(len(batch), dtype=torch.float64, device=problem.device)
-            for name, part, small, r in _parts(problems, batch, seen, left):
-                diagonals, g_along = _sums(part, small, r, problem.params[name].flatten())
-                dots += g_along
-                for place, value in zip(sums, diagonals, strict=True):
-                    place[name] = place[name] + value if name in place else value
-            along.append(dots)
-        *ggn, fisher = _kept(problem, sums)
-    missing = torch.zeros(len(problem.train), dtype=torch.float64, device=problem.device)
-    return JointDiagonals(ggn, fisher, torch.cat(along) if fisher else missing)
+            for name, part, small in _parts(problems, batch, seen, seen.reached(left)):
+                for place, value in zip(sums, _diagonals(part, small), strict=True):
+                    place[name] += value
+        return _kept(problem, sums)
 
 
 @differentiating()
-def fisher_diagonal(problem: Problem) -> JointDiagonals:
-    """The empirical Fisher matrix's diagonal alone: one backward pass, however many outputs."""
-    sums: dict[str, Tensor] = {}
-    along = []
+def fisher_moments(problem: Problem) -> FisherMoments:
+    """The empirical Fisher matrix's diagonal: one backward pass, however many outputs."""
+    left = parameters(problem)
+    each = max(1, sum(factor_bytes(problem, layer, "fisher")[1] for layer in left.values()))
+    sums, done = _zeros(problem, left), 0
+    along = {
+        name: torch.zeros(len(problem.train), dtype=torch.float64, device=problem.device)
+        for name in left
+    }
     with problem.measuring():
-        for parts in factors(problem, list(parameters(problem).values()), "fisher"):
-            rows = []
-            for name, part in parts.items():
-                ones = part.A[:, 0]  # (n, 1)
-                (square,), dots = _sums(part, [], ones, problem.params[name].flatten())
-                sums[name] = sums[name] + square if name in sums else square
-                rows.append(dots)
-            along.append(torch.stack(rows).sum(0))
-        fisher = _kept(problem, [sums])[0]
-    missing = torch.zeros(len(problem.train), dtype=torch.float64, device=problem.device)
-    return JointDiagonals([], fisher, torch.cat(along) if fisher else missing)
+        for batch in problem.batches("train", samples_within(problem, each)):
+            seen = ForwardPass(problem, batch, left)
+            give_up(problem, seen.opaque)
+            left = {name: layer for name, layer in left.items() if name not in seen.opaque}
+            if not left:
+                break
+            for name, part in of_batch(problem, batch, seen, seen.reached(left), "fisher").items():
+                square, dots = _squares(part, problem.params[name].flatten())
+                sums[name] += square
+                along[name][done : done + len(batch)] = dots
+            done += len(batch)
+        (squares,) = _kept(problem, [sums])
+    none = torch.zeros(len(problem.train), dtype=torch.float64, device=problem.device)
+    return FisherMoments(squares, sum((along[name] for name in squares), none))
 
 
-def _kept(problem: Problem, sums: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+def _zeros(problem: Problem, names: Iterable[str]) -> Diagonals:
+    params = problem.params
+    return {
+        name: torch.zeros(params[name].numel(), dtype=torch.float64, device=problem.device)
+        for name in names
+    }
+
+
+def _kept(problem: Problem, sums: list[Diagonals]) -> list[Diagonals]:
     """Means from sums over samples, for the parameters that all data-parallel ranks saw through."""
     count, names, seen = problem.count(), list(problem.params), parameters(problem)
     lost = total(torch.tensor([name not in seen for name in names], dtype=torch.long))
@@ -109,44 +115,48 @@ def _kept(problem: Problem, sums: list[dict[str, Tensor]]) -> list[dict[str, Ten
 
 def _parts(
     problems: Sequence[Problem], batch: Batch, seen: ForwardPass, chosen: dict[str, Layer]
-) -> "list[tuple[str, Factors, list[Tensor], Tensor]]":
-    """Each parameter's factors, the second derivatives of every loss, the slopes of the first."""
+) -> list[tuple[str, Factors, list[Tensor]]]:
+    """Each parameter's factors, with the second derivatives of every loss, (n, C, C)."""
     z = seen.outputs.detach()
     curvatures = [output_curvature(p, z.clone(), batch.targets) for p in problems]
-    leaf = z.clone().requires_grad_()
-    losses = losses_in_double(problems[0], leaf, batch.targets)
-    (slope,) = torch.autograd.grad(losses.sum(), leaf, materialize_grads=True)
-    r = slope.reshape(len(z), -1)  # (n, C)
-    rows = rows_with_curvature([*curvatures, r.unsqueeze(1)])
+    rows = rows_with_curvature(curvatures)
     small = [rows @ A @ rows.T for A in curvatures]
     terms = through_outputs(seen, chosen, rows)
     return [
-        (name, Factors(layer, terms[name], small[0], "C backward passes"), small, r @ rows.T)
+        (name, Factors(layer, terms[name], small[0], "C backward passes"), small)
         for name, layer in chosen.items()
     ]
 
 
-def _sums(part: Factors, small: list[Tensor], r: Tensor, w: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Summed over samples: the diagonals with each small matrix, and that of ``g_k g_k^T``.
+def _diagonals(part: Factors, small: list[Tensor]) -> list[Tensor]:
+    """The diagonals with each small matrix, summed over samples, (M,)."""
+    if part.is_outer:
+        return [replace(part, A=A).diagonal_sum().double() for A in small]
+    C, done = part.A.shape[1], 0
+    sums = part.A.new_zeros(len(small), part.layer.size, dtype=torch.float64)
+    for some in part.cached():
+        of = slice(done, done + len(some.A))
+        done += len(some.A)
+        places, B = some.as_used()
+        products = torch.cat([A[of] for A in small], 1) @ B  # all matrices at once
+        for i in range(len(small)):
+            own = products[:, C * i : C * (i + 1)].mul_(B)
+            sums[i, places] += own.sum((0, 1))
+    return list(sums)
 
-    With the products ``w . g_k`` of each sample, (n,).
-    """
+
+def _squares(part: Factors, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The squares of the samples' gradients, summed, (M,); and their products with w, (n,)."""
     if part.is_outer:
         (term,) = part.terms
-        own = replace(term, J=torch.einsum("nc,nctgo->ntgo", r, term.J).unsqueeze(1))
-        gradient = replace(part, terms=[own], A=r.new_ones(len(r), 1, 1))
-        each = [replace(part, A=A) for A in small] + [gradient]
-        x, g = own.x[:, 0, 0], own.J[:, 0, 0, 0]  # (n, in), (n, out)
-        dots = (g * (x @ w[own.places[0]].T)).double().sum(1)
-        return [every.diagonal_sum().double() for every in each], dots
-    sums = [w.new_zeros(len(w), dtype=torch.float64) for _ in range(len(small) + 1)]
-    along: list[Tensor] = []
+        x, g = term.x[:, 0, 0], term.J[:, 0, 0, 0]  # (n, in), (n, out)
+        dots = (g * (x @ w[term.places[0]].T)).double().sum(1)
+        return part.diagonal_sum().double(), dots
+    sums = w.new_zeros(len(w), dtype=torch.float64)
+    along = []
     for some in part.cached():
-        of = slice(len(along), len(along) + len(some.A))
-        B = some.gradients()
-        g = (r[of].unsqueeze(1) @ B).squeeze(1)  # (n, M)
-        for place, A in zip(sums, small, strict=False):
-            place += (B * (A[of] @ B)).sum((0, 1))
-        sums[-1] += g.square().sum(0)
-        along += (g @ w).double()
-    return sums, torch.stack(along)
+        places, B = some.as_used()
+        g = B[:, 0]  # (n, m)
+        sums[places] += g.square().sum(0)
+        along.append((g @ w[places]).double())
+    return sums, torch.cat(along)

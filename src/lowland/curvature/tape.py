@@ -82,6 +82,8 @@ class _Recorder(TorchDispatchMode):
             tangent = rule(has, values[0], *values[1], **(kwargs or {}))
         except TypeError as error:  # options that the rule does not know
             raise NoRule(f"{func}: {error}") from error
+        if any(isinstance(t, Tensor) and t.is_complex() for t in _listed(results)):
+            raise NoRule(f"{func} of complex numbers")
         if tangent is not None:
             outputs = tuple(
                 self.new(t) if isinstance(t, Tensor) and t.is_floating_point() else None

@@ -35,6 +35,12 @@ _ALIASES = {
     "noise": "label_noise",
     "opt": "optimizer",
     "rho": "radius",
+    "lr_schedule": "schedule",
+    "scheduler": "schedule",
+    "ema_decay": "average_decay",
+    "swa": "average",
+    "ema": "average",
+    "swa_start": "average_from",
     "scale": "init_scale",
     "step_size": "learning_rate",
     "threshold": "stop_loss",
@@ -85,7 +91,12 @@ _LOSS = _one_of(
     form=_importable,
 )
 _RESCALINGS = Values(f"of {', '.join(FACTORS)}", lambda names: set(names) <= FACTORS.keys())
-_OPTIMIZER = _one_of("sgd", "adam", "sam", "asam", "entropy_sgd", "replicated_sgd")
+_WITH_RADIUS = ("sam", "asam", "sam_on", "friendly_sam", "look_sam", "functional_sam")
+_OPTIMIZER = _one_of(
+    *("sgd", "adam", "rmsprop", *_WITH_RADIUS, "entropy_sgd", "replicated_sgd", "ivon"),
+    other="pkg.module:factory that takes (model, settings)",
+    form=_importable,
+)
 
 
 def _about(group: str, meaning: str, values: Values = _ANY) -> dict[str, Any]:
@@ -122,13 +133,31 @@ class Configuration:
     learning_rate: float = field(
         default=0.1, metadata=_about("training", "learning rate", _POSITIVE)
     )
+    schedule: str = field(
+        default="constant",
+        metadata=_about(
+            "training",
+            "how the learning rate changes from step to step",
+            _one_of("constant", "cosine", "cyclical", "warm_restarts"),
+        ),
+    )
+    cycle: int = field(
+        default=10,
+        metadata=_about("training", "epochs of a cycle, if the schedule has cycles", _FROM_1),
+    )
+    rate_floor: float = field(
+        default=0.0,
+        metadata=_about(
+            "training", "share of the learning rate that a schedule goes down to", _FRACTION
+        ),
+    )
     momentum: float = field(
-        default=0.0, metadata=_about("training", "momentum, not with adam", _BELOW_1)
+        default=0.0, metadata=_about("training", "momentum, not with adam or ivon", _BELOW_1)
     )
     batch_size: int = field(default=25, metadata=_about("training", "samples in a batch", _FROM_1))
     radius: float | None = field(
         default=None,
-        metadata=_about("training", "of the ball of sam or asam; none: their own", _POSITIVE),
+        metadata=_about("training", "of the ball of sam and its kin; none: their own", _POSITIVE),
     )
     decay: float = field(
         default=0.0, metadata=_about("training", "weight of the penalty in the loss", _FROM_0)
@@ -143,6 +172,25 @@ class Configuration:
     )
     decay_epochs: int | None = field(
         default=200, metadata=_about("training", "epochs with the penalty; none: all", _FROM_1)
+    )
+    average: str | None = field(
+        default=None,
+        metadata=_about(
+            "training",
+            "mean of the weights: plain over epochs, or exponential over steps",
+            _one_of("swa", "ema"),
+        ),
+    )
+    average_from: int | None = field(
+        default=None,
+        metadata=_about(
+            "training",
+            "first epoch in the mean; none: three quarters of max_epochs for swa, 1 for ema",
+            _FROM_1,
+        ),
+    )
+    average_decay: float = field(
+        default=0.999, metadata=_about("training", "memory of the exponential mean", _BELOW_1)
     )
     stop_loss: float = field(
         default=5e-4, metadata=_about("training", "training loss at which to stop", _POSITIVE)
@@ -166,6 +214,14 @@ class Configuration:
             "analysis",
             "matrix whose eigenvectors are the directions",
             _one_of("hessian", "ggn", "fisher"),
+        ),
+    )
+    dual: str = field(
+        default="activity",
+        metadata=_about(
+            "analysis",
+            "what dual weights reproduce: what the layer puts out, or what the network does",
+            _one_of("activity", "output"),
         ),
     )
     widths: int = field(
@@ -192,14 +248,21 @@ class Configuration:
             raise InputError(
                 "rescalings are named, but no measures to take again; name some in measures"
             )
-        if self.radius is not None and self.optimizer not in ("sam", "asam"):
+        if self.radius is not None and not (
+            self.optimizer in _WITH_RADIUS or ":" in self.optimizer
+        ):
             raise InputError(
-                f"radius is {self.radius}, but only sam and asam have one and optimizer is "
-                f"{self.optimizer!r}; leave radius out"
+                f"radius is {self.radius}, but only {', '.join(_WITH_RADIUS)} have one and "
+                f"optimizer is {self.optimizer!r}; leave radius out"
             )
-        if self.momentum and self.optimizer == "adam":
+        if self.momentum and self.optimizer in ("adam", "ivon"):
             raise InputError(
-                f"momentum is {self.momentum}, but adam has its own; leave momentum out"
+                f"momentum is {self.momentum}, but {self.optimizer} has its own; leave momentum out"
+            )
+        if self.average is not None and self.optimizer == "replicated_sgd":
+            raise InputError(
+                f"average is {self.average!r}, but replicated_sgd is an average already; leave "
+                "average out"
             )
 
     @classmethod

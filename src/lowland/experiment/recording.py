@@ -47,6 +47,7 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
             pairs=pair(problem),
             basis=configuration.basis,
             n_sharp=configuration.n_sharp,
+            dual=configuration.dual,
             widths=configuration.widths,
         )
         for layer, split in others.items():
@@ -68,6 +69,7 @@ def _numbers(split: Decomposition) -> dict[str, float]:
         "total_g": split.totals.total_g,
         "total_w_data": split.totals.total_w_data,
         "loss_defect": split.fit.loss_defect,
+        "excluded_share": split.fit.excluded_share,
     }
 
 
@@ -102,6 +104,7 @@ def analysed(
         origin=origin(subject, training, command),
         basis=configuration.basis,  # type: ignore[arg-type]
         n_sharp=configuration.n_sharp,
+        dual=configuration.dual,  # type: ignore[arg-type]
         measures=configuration.measures if brief else configuration.measures or None,
         widths=configuration.widths if brief else configuration.widths or None,
         brief=brief,

@@ -179,7 +179,7 @@ def _network(configuration: Configuration, train: Data) -> nn.Module:
         if network == "cnn":  # Feng & Tu's
             options |= {"hidden": (120, 25), "padding": 0}
         return lenet((X.shape[1], X.shape[2], X.shape[3]), classes, **options)
-    for name in ("bias", "init_scale", "dropout"):
+    for name in ("bias", "dropout"):
         if getattr(configuration, name) != SETTINGS[name].default:
             raise InputError(f"{name} is for named networks; {network} builds its own")
     with _seeded(configuration.seed):
@@ -188,6 +188,10 @@ def _network(configuration: Configuration, train: Data) -> nn.Module:
         raise InputError(
             f"network {network} must return a torch.nn.Module; it returned {type(model).__name__}"
         )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:  # matrices and kernels; biases and norms are left alone
+                parameter.mul_(configuration.init_scale)
     return model
 
 

@@ -77,6 +77,13 @@ class Loss(ABC):
             f"{self.name!r} does not tell"
         )
 
+    def seen(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The numbers of each sample's outputs that its loss depends on, (n, D).
+
+        They are linear in the outputs. Where two outputs agree in them, no target tells them apart.
+        """
+        return outputs.reshape(len(outputs), -1)
+
     def flat(self, outputs: Tensor) -> str | None:
         """Why the loss has no curvature at all for such outputs, or None where it has."""
         return None
@@ -92,6 +99,20 @@ class Loss(ABC):
     def wrong(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The share of each sample's predictions that are wrong, (n,), in float64."""
         raise InputError(f"a classification error needs class labels; the loss is {self.name!r}")
+
+    def totals(
+        self, outputs: Tensor, targets: Tensor, errors: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sums over the samples of many models' losses and, if asked, of ``wrong``; each (k,).
+
+        ``outputs`` are (k, n, ...), ``targets`` (n, ...): the models see the same samples.
+        """
+        k = len(outputs)
+        outputs = outputs.flatten(0, 1)
+        if k > 1:
+            targets = targets.repeat(k, *[1] * (targets.ndim - 1))
+        losses = self(outputs, targets).double().view(k, -1).sum(1)
+        return losses, self.wrong(outputs, targets).view(k, -1).sum(1) if errors else None
 
 
 class OwnLoss(Loss):

@@ -153,7 +153,8 @@ def _nll(name: str, module: nn.NLLLoss) -> Loss:
         w = None if weight is None else weight.to(scores)
         return F.nll_loss(scores, labels, w, reduction="none")
 
-    return ClassLoss(name, rows, weight=weight, ignored=module.ignore_index, unit="nats")
+    ignored = module.ignore_index
+    return ClassLoss(name, rows, weight=weight, ignored=ignored, unit="nats", shift_free=False)
 
 
 def _multi_margin(name: str, module: nn.MultiMarginLoss) -> Loss:

@@ -1,11 +1,17 @@
 """Measures of flatness and generalisation, one file each."""
 
-from lowland.measures.convergence import CONVERGENCE_WORK, convergence
+from lowland.measures.convergence import (
+    CONVERGENCE_WORK,
+    constant_prediction,
+    convergence,
+    convergence_by_loss,
+)
 from lowland.measures.measuring import Measurement, Measurements, Measuring, measure
 from lowland.measures.planning import Copies, Task
 from lowland.measures.registry import Measure, chosen_measures, registered
 from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared.decomposed import decomposition
+from lowland.measures.shared.spectrum import whole_spectrum
 from lowland.measures.sharing import share, sharing
 from lowland.measures.stressed import Stress, stress
 from lowland.measures.subsets import Subset, stratified
@@ -23,7 +29,9 @@ __all__ = [
     "Subset",
     "Task",
     "chosen_measures",
+    "constant_prediction",
     "convergence",
+    "convergence_by_loss",
     "decomposition",
     "measure",
     "registered",
@@ -32,4 +40,5 @@ __all__ = [
     "silent",
     "stratified",
     "stress",
+    "whole_spectrum",
 ]

@@ -3,6 +3,7 @@
 import torch
 
 from lowland.budget import Work
+from lowland.distributed import total, total_count
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.class_scores import class_scores
 from lowland.measures.sharing import on_test
@@ -32,4 +33,5 @@ def calibration_error(problem: Problem) -> Value:
         bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
         excess.index_add_(0, bins, (predicted == y).double() - confidence)
         count += len(y)
-    return Value(float(excess.abs().sum() / count), "exact on the test set")
+    excess = total(excess)  # before their size is taken: a bin may hold samples of several ranks
+    return Value(float(excess.abs().sum() / total_count(count)), "exact on the test set")

@@ -23,6 +23,8 @@ LEARNED = 0.05  # share of the constant's loss or error that a trained network i
 # In more samples than these any gradient is beyond its standard error, for SGD never stands still.
 SAMPLES = 1000
 
+# Outputs of all samples for which the best constant takes no time that a budget would notice.
+_QUICK = 1 << 22
 
 CONVERGENCE_WORK = Work(needs=(sample_gradients,))
 
@@ -45,7 +47,7 @@ def convergence(
     Weight decay holds the gradient at ``-a w``, so that the part of it along the weights, where it
     would make them larger, does not count.
     """
-    constant_loss, constant_error = _constant(problem)
+    constant_loss, constant_error = constant_prediction(problem)
     gradient, noise = _gradient(problem)
     numbers = Convergence(
         state="unknown",
@@ -59,6 +61,26 @@ def convergence(
     return replace(numbers, state=_state(numbers, train_loss, train_error))
 
 
+def convergence_by_loss(
+    problem: Problem, train_loss: float, train_error: float | None
+) -> Convergence:
+    """The same where there was no time for more: what the losses tell, and no gradient.
+
+    Nothing is known where a sample has so many outputs that this takes long, too.
+    """
+    known: tuple[float | None, float | None] = None, None
+    if problem.loss.needs_model or _numbers(problem) <= _QUICK:
+        known = constant_prediction(problem)
+    numbers = Convergence("unknown", *known, None, None, None, None)
+    return replace(numbers, state=_state(numbers, train_loss, train_error))
+
+
+def _numbers(problem: Problem) -> int:
+    """How many numbers the model puts out for all training samples."""
+    with problem.measuring(), torch.no_grad():
+        return problem.outputs(problem.first(1).inputs).numel() * problem.count()
+
+
 def _state(numbers: Convergence, train_loss: float, train_error: float | None) -> State:
     constant, chance = numbers.constant_loss, numbers.constant_error
     if constant is not None and constant > 0:
@@ -69,11 +91,14 @@ def _state(numbers: Convergence, train_loss: float, train_error: float | None) -
             return "minimum"
     if numbers.steep or numbers.saddle or numbers.falling:
         return "unfinished"
-    return "unknown" if numbers.gradient is None else "minimum"
+    return "unknown" if numbers.gradient_noise is None else "minimum"
 
 
 def _gradient(problem: Problem) -> tuple[float | None, float | None]:
-    """The gradient's norm without what weight decay would hold, and its standard error."""
+    """The gradient's norm without what weight decay would hold, and its standard error.
+
+    The error is None where the samples show no spread.
+    """
     try:
         moments = sample_gradients(problem)
     except InputError:  # a loss that runs the model itself, or has no gradient
@@ -83,11 +108,21 @@ def _gradient(problem: Problem) -> tuple[float | None, float | None]:
     size = sum(float(w.square().sum()) for w in weights.values())
     decay = max(0.0, -along / size) if size else 0.0
     rest = sum(float((g + decay * weights[n]).square().sum()) for n, g in moments.mean.items())
-    spread = sum(float((s - moments.mean[n].square()).sum()) for n, s in moments.squares.items())
-    return math.sqrt(rest), math.sqrt(max(0.0, spread) / min(problem.count(), SAMPLES))
+    squares = sum(float(s.sum()) for s in moments.squares.values())
+    spread = squares - sum(float(g.square().sum()) for g in moments.mean.values())
+    # One sample, or many with the same gradient, have no spread that chance could be told by; what
+    # is left of one is rounding.
+    if problem.count() < 2 or spread <= _rounding(problem.dtype) * squares:
+        return math.sqrt(rest), None
+    return math.sqrt(rest), math.sqrt(spread / min(problem.count() - 1, SAMPLES))
 
 
-def _constant(problem: Problem) -> tuple[float | None, float | None]:
+def _rounding(dtype: torch.dtype) -> float:
+    """What rounding may leave, relatively, of a mean of squares less the squared mean."""
+    return 100 * torch.finfo(dtype).eps
+
+
+def constant_prediction(problem: Problem) -> tuple[float | None, float | None]:
     """Training loss and error of the best outputs that are the same for every sample."""
     loss = problem.loss
     if loss.needs_model:

@@ -9,7 +9,7 @@ from lowland.problem import Problem
 @register(
     title="Description length",
     family="volume",
-    formula="sum_i max(0, log2(|w_i| / d_i)), d_i as in flat_box",
+    formula="sum_i max(0, log2(|w_i| / d_i)), d_i the half-widths of the flat box",
     definition="How many bits the weights take when each is written only as precisely as the flat "
     "box demands: flat minima have short descriptions.",
     citation="Hochreiter & Schmidhuber, Neural Computation 1997",

@@ -9,7 +9,7 @@ from lowland.problem import Problem
 @register(
     title="Fisher-Rao norm",
     family="norms",
-    formula="sum_i w_i^2 mean_k (dl_k/dw_i)^2",
+    formula="sum_i w_i^2 mean_k (∂l_k / ∂w_i)^2",
     definition="Every squared parameter times the mean square of its samples' gradients, added "
     "up: the diagonal form of w^T F w, whose value with the whole empirical Fisher matrix F is the "
     "part inner_product.",

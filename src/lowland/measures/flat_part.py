@@ -2,7 +2,7 @@
 
 from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.decomposed import decomposition, method, useful_decomposition
+from lowland.measures.shared.decomposed import decomposition, part, useful_decomposition
 from lowland.problem import Problem
 
 
@@ -20,5 +20,4 @@ from lowland.problem import Problem
 def flat_part(problem: Problem) -> Value:
     """Read off the decomposition of the layer that stands for the model."""
     split = useful_decomposition(problem)
-    low, high = split.totals.intervals.flat
-    return Value(split.flat, method(split), (high - low) / (2 * 1.96))
+    return part(split, split.flat, split.totals.intervals.flat)

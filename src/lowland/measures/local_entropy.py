@@ -67,15 +67,20 @@ def local_entropy(problem: Problem) -> Value:
             entropy -= 3 * s**2 * weight * statistics.fmean(means)
             variance += (3 * s**2 * weight * _error(means)) ** 2
     method = f"thermodynamic integration, {chain.gradients} gradients"
-    parts = {"without_loss": entropy / N + near.origin[0]}
-    return Value(entropy / N, method, math.sqrt(variance) / N, parts)
+    parts = {"without_loss": float(entropy / N + near.origin[0])}
+    return Value(float(entropy / N), method, math.sqrt(variance) / N, parts)
 
 
 def _error(means: list[float]) -> float:
-    """The standard error of a chain's mean: from batches or, where it still drifts, from halves."""
-    half = len(means) // 2
-    drift = abs(statistics.fmean(means[:half]) - statistics.fmean(means[half:])) / 2
-    return max(statistics.stdev(means) / math.sqrt(len(means)), drift)
+    """The standard error of a chain's mean: from batches, pairs of them, and so on to halves.
+
+    What a chain forgets slowly shows in the longer ones; the largest of these errors counts.
+    """
+    errors = []
+    while len(means) > 1:
+        errors.append(statistics.stdev(means) / math.sqrt(len(means)))
+        means = [statistics.fmean(pair) for pair in zip(means[::2], means[1::2], strict=True)]
+    return max(errors)
 
 
 class _Chain:

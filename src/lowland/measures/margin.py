@@ -3,6 +3,7 @@
 import torch
 
 from lowland.budget import Work
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.class_scores import class_scores
 from lowland.measures.sharing import once
@@ -20,7 +21,7 @@ def tenth_percentile(problem: Problem) -> float:
         right = z.gather(1, y[:, None])
         best = z.scatter(1, y[:, None], -torch.inf).amax(1, keepdim=True)
         margins.append(right - best)
-    ordered = torch.cat(margins).flatten().sort().values  # torch.quantile refuses large sets
+    ordered = gathered(torch.cat(margins)).flatten().sort().values  # too many for torch.quantile
     place = _SHARE * (len(ordered) - 1)
     low = ordered[int(place)]
     high = ordered[min(int(place) + 1, len(ordered) - 1)]

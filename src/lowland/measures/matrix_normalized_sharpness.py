@@ -17,7 +17,7 @@ from lowland.problem import Problem
 @register(
     title="Matrix-normalized sharpness",
     family="normalized",
-    formula="sum_l sqrt(|W_l|_F^2 H_l), H_l = sum_ij max(d2L/dW_ij2, 0)",
+    formula="sum_l sqrt(|W_l|_F^2 H_l), H_l = sum_ij max(∂^2 L / ∂W_ij^2, 0)",
     definition="The Frobenius norm of every weight matrix times the root of the sum of its "
     "curvatures; biases and norm scales are left out.",
     citation="Tsuzuku, Sato & Sugiyama, ICML 2020, Eq. 13",

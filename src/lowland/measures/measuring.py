@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, limit
 from lowland.errors import InputError
+from lowland.figures import draw_measures, drawn_on
 from lowland.findings import Decomposition, MeasureRow, encode
 from lowland.measures.planning import Task
 from lowland.measures.registry import Measure, Value, chosen_measures
@@ -71,6 +72,13 @@ class Measurements(Mapping[str, Measurement]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self._rows.values()))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the magnitude of each measure with its error on matplotlib axes."""
+        return drawn_on(draw_measures, self.rows(), ax)
+
+    def _repr_html_(self) -> str:
+        return self.to_frame().to_html(float_format="{:.5g}".format, na_rep="")
 
     def whole(self) -> Self:
         """The measurements unchanged; raises KeyboardInterrupt if one cut them short."""
@@ -141,8 +149,7 @@ class Measuring:
     def __init__(self, problem: Problem, chosen: dict[str, Measure], schedule: Schedule) -> None:
         self.problem, self.chosen, self.schedule = problem, chosen, schedule
         self.rows: dict[str, Measurement] = {}
-        self._problems: dict[str | None, Problem] = {None: problem}  # with each loss so far
-        self._subsets: dict[str | None, Subset] = {}
+        self._subset: Subset | None = None  # that the schedule has measures estimated from
         self._gradient = _seconds_of_a_gradient(problem)
 
     @property
@@ -202,14 +209,13 @@ class Measuring:
         if lacks := self._lacks(measure):
             return None, f"does not apply: needs {lacks}"
         try:
-            if measure.loss is not None and measure.loss not in self._problems:
-                self._problems[measure.loss] = self.problem.with_loss(measure.loss)
-            whole = self._problems[measure.loss]
             if samples := self.schedule.samples(measure.name):
-                subset = self._subsets.setdefault(measure.loss, Subset(whole, samples))
-                value = subset.value(measure)
+                self._subset = self._subset or Subset(self.problem, samples)
+                value = self._subset.value(measure)
+            elif measure.loss is not None:
+                value = measure.function(self.problem.with_loss(measure.loss))
             else:
-                value = measure.function(whole)
+                value = measure.function(self.problem)
         except InputError as error:
             return None, f"does not apply: {error}"
         except Exception as error:  # of the user's code or a defect of ours: the others stand

@@ -13,7 +13,7 @@ OPEN = 0.1  # a share with a larger standard error is none
 @register(
     title="Share of eigenvalues near zero",
     family="curvature",
-    formula="#{n: |l_n| <= 0.01 max |l|} / n",
+    formula="(#{n: |l_n| <= 0.01 max |l|}) / n",
     definition="The share of directions whose curvature is below a hundredth of the largest one: "
     "the bulk of the spectral density.",
     citation="Sagun et al. 2017, arXiv:1706.04454; Chaudhari et al., ICLR 2017",

@@ -15,7 +15,7 @@ OPEN = 0.1  # a share with a larger standard error is none
 @register(
     title="Share of negative eigenvalues",
     family="curvature",
-    formula="#{n: l_n < -threshold} / n",
+    formula="(#{n: l_n < -threshold}) / n",
     definition="The share of directions along which the training loss curves downwards: zero at a "
     "minimum, so that it tells how far from one the training stopped.",
     citation="Sagun et al. 2017, arXiv:1706.04454",

@@ -6,6 +6,7 @@ from torch.utils import _pytree as pytree
 
 from lowland.batches import Batch, Inputs
 from lowland.budget import Work
+from lowland.distributed import before, ranks, total
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.standard_error import standard_error
@@ -13,6 +14,7 @@ from lowland.measures.sharing import on_test
 from lowland.problem import Problem
 
 _SHARE, _DRAWS = 0.1, 8
+_DROPPED = 1 << 16  # numbers that are drawn at once to be passed over
 
 
 # What a normal number of NumPy's takes, in operations of linear algebra.
@@ -43,45 +45,65 @@ def noise_work(problem: Problem) -> Work:
 def noise_robustness(problem: Problem) -> Value:
     """The error is that of the draws; the samples are the same with and without noise."""
     sigma = _SHARE * _deviation(problem)
-    clean = float(problem.losses("test").double().mean())
+    clean = problem.losses("test").double().sum()
+    starts = _starts(problem)
     with problem.measuring(), torch.no_grad():
-        rises = []
+        sums = []
         for draw in range(_DRAWS):
-            streams: dict[int, np.random.Generator] = {}
+            streams = [_stream([draw, i], start) for i, start in enumerate(starts)]
             losses = [
-                problem.batch_losses(Batch(_noisy(b.inputs, sigma, draw, streams), b.targets))
+                problem.batch_losses(Batch(_noisy(b.inputs, sigma, streams), b.targets))
                 for b in problem.batches("test")
             ]
-            rises.append(float(torch.cat(losses).double().mean()) - clean)
-    error = standard_error(torch.tensor(rises))
-    return Value(float(np.mean(rises)), f"{_DRAWS} draws of noise", error)
+            sums.append(torch.cat(losses).double().sum() - clean)
+    rises = total(torch.stack(sums)) / problem.count("test")
+    return Value(float(rises.mean()), f"{_DRAWS} draws of noise", standard_error(rises))
 
 
-def _noisy(
-    inputs: Inputs, sigma: float, draw: int, streams: dict[int, np.random.Generator]
-) -> Inputs:
-    """The inputs with noise from a stream for each of their tensors.
+def _starts(problem: Problem) -> list[int]:
+    """How many numbers of each input tensor lie on the ranks before this one."""
+    leaves = len(pytree.tree_leaves(problem.first(1, "test").inputs))
+    if ranks() == 1:
+        return [0] * leaves
+    sizes = [0] * leaves
+    for batch in problem.batches("test"):
+        for i, t in enumerate(pytree.tree_leaves(batch.inputs)):
+            sizes[i] += t.numel()
+    return [before(size) for size in sizes]
 
-    NumPy's streams, unlike torch's, are the same however they are cut into batches.
+
+def _stream(seed: list[int], start: int) -> np.random.Generator:
+    """Normal numbers from the one at ``start`` on.
+
+    NumPy's streams, unlike torch's, are the same however they are cut into batches, or into ranks.
     """
+    rng = np.random.default_rng(seed)
+    while start > 0:  # drawn and dropped: the stream has no way to leap
+        rng.standard_normal(min(start, _DROPPED))
+        start -= _DROPPED
+    return rng
+
+
+def _noisy(inputs: Inputs, sigma: float, streams: list[np.random.Generator]) -> Inputs:
+    """The inputs with noise from a stream for each of their tensors."""
     tensors, structure = pytree.tree_flatten(inputs)
-    noisy = []
-    for i, t in enumerate(tensors):
-        rng = streams.setdefault(i, np.random.default_rng([draw, i]))
-        noisy.append(t + sigma * torch.from_numpy(rng.standard_normal(tuple(t.shape))).to(t))
+    noisy = [
+        t + sigma * torch.from_numpy(rng.standard_normal(tuple(t.shape))).to(t)
+        for t, rng in zip(tensors, streams, strict=True)
+    ]
     return pytree.tree_unflatten(noisy, structure)
 
 
 def _deviation(problem: Problem) -> float:
     """The standard deviation of all numbers in the training inputs."""
-    count, first, second = 0, 0.0, 0.0
+    sums = torch.zeros(3, dtype=torch.float64)  # of their powers 0, 1 and 2
     for batch in problem.batches("train"):
         for t in pytree.tree_leaves(batch.inputs):
             if not t.is_floating_point():
                 raise InputError(
                     f"noise can be added to floating-point inputs only; some are {t.dtype}"
                 )
-            count += t.numel()
-            first += float(t.double().sum())
-            second += float(t.double().square().sum())
+            wide = t.double()
+            sums += torch.stack([wide.new_tensor(t.numel()), wide.sum(), wide.square().sum()]).cpu()
+    count, first, second = total(sums).tolist()
     return max(second / count - (first / count) ** 2, 0.0) ** 0.5

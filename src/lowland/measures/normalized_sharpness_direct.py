@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lowland.budget import Work
+from lowland.distributed import gathered, total
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.balancing import Balanced
 from lowland.measures.shared.noise_variances import as_matrices, best_variances
@@ -54,10 +55,10 @@ def normalized_sharpness_direct(problem: Problem) -> Value:
 
 def _fitted(problem: Problem, seed: int) -> tuple[float, float]:
     """The two terms of Eq. 62 at variances fitted to some noises, measured with others."""
-    loss = float(problem.losses().double().mean())
+    loss, m = float(gathered(problem.losses()).double().mean()), problem.count()
     with problem.measuring():
         variances = {
-            name: _Variances(problem.params[name], groups, len(problem.train))
+            name: _Variances(problem.params[name], groups, m)
             for name, groups in best_variances(problem).items()
         }
         mean = {n: problem.params[n] for n in variances}
@@ -70,8 +71,11 @@ def _fitted(problem: Problem, seed: int) -> tuple[float, float]:
                 for batch in problem.batches():
                     losses = problem.batch_losses(batch, params)
                     # Summed up in .grad, so that no more than one batch's graph is held.
-                    share = losses.sum() / (2 * _PAIRS * len(problem.train))
+                    share = losses.sum() / (2 * _PAIRS * m)
                     share.backward(retain_graph=True)
+            for leaf in leaves:
+                assert leaf.grad is not None  # every rank has samples
+                leaf.grad = total(leaf.grad)
             torch.stack([each.cost() for each in variances.values()]).sum().backward()
             optimiser.step()
     std = {n: each.std().detach() for n, each in variances.items()}

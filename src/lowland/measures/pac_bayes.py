@@ -5,6 +5,7 @@ import math
 from torch import Tensor
 
 from lowland.budget import Work
+from lowland.distributed import gathered
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noisy_weights import (
     averages,
@@ -36,8 +37,8 @@ _FEW, _MANY = 2, 50  # draws to choose sigma by, and fresh ones to certify with
 )
 def pac_bayes(problem: Problem) -> Value:
     """Sigma from powers of 2, and lambda too: Eq. 1 holds for all of them by a union bound."""
-    train_error = float(problem.wrong().mean())
-    m = len(problem.train)
+    train_error = float(gathered(problem.wrong()).mean())
+    m = problem.count()
     distance = squared_distance(problem.params, prior_mean(problem))
     lambdas = [2.0**j for j in range(math.ceil(math.log2(2 * m)) + 1)]
     choices = math.log(len(_SIGMAS) * len(lambdas) / _DELTA)

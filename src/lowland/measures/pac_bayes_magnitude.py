@@ -8,6 +8,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lowland.budget import Work
+from lowland.distributed import gathered
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.noisy_weights import averages, draws, prior_mean
@@ -27,9 +28,9 @@ _RANGE = 2.0**-20, 2.0**20
     title="PAC-Bayes bound, magnitude-aware",
     family="bounds",
     formula="sqrt((1/4 sum_i ln((eps^2 + (sigma^2 + 1) |w - w_0|^2/omega) / (eps^2 + sigma^2 "
-    "(w_i - w_0i)^2)) + ln(m/delta) + 10) / (m - 1))",
+    "(w_i - w_{0i})^2)) + ln(m/delta) + 10) / (m - 1))",
     definition="A bound on the generalisation gap of weights with noise of variance sigma^2 (w_i - "
-    "w_0i)^2 + eps^2 (delta = 0.05, eps = 0.001, omega weights), at the sigma that raises the "
+    "w_{0i})^2 + eps^2 (delta = 0.05, eps = 0.001, omega weights), at the sigma that raises the "
     "training loss by 0.1; w_0 are the initial weights, or 0 where they are not given.",
     citation="Jiang et al., ICLR 2020, magnitude-aware perturbation bounds (pacbayes-mag-init)",
     sharper="higher",
@@ -42,14 +43,14 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
     that every model has a sigma. Their 10 stands for what the theorem leaves as O(1).
     """
     problem.wrong()  # an error in words where there are no classes
-    m = len(problem.train)
+    m = problem.count()
     if m < 2:
         raise InputError("the bound divides by m - 1; it needs two training samples or more")
     w, start = problem.params, prior_mean(problem)
     squares = {n: (w[n].double() - start[n].double()).square() for n in w}
     omega = sum(s.numel() for s in squares.values())
     mean_square = sum(float(s.sum()) for s in squares.values()) / omega
-    loss = float(problem.losses().double().mean())
+    loss = float(gathered(problem.losses()).double().mean())
 
     @functools.cache
     def rises(log_sigma: float) -> Tensor:

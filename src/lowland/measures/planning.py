@@ -76,7 +76,8 @@ class _Agenda:
         def seconds(work: Work) -> float:
             total = self.prices.seconds(work, share or 1.0, copies)
             for function in work.needs:
-                key = function, task.loss, share is not None
+                loss = None if getattr(function, "any_loss", False) else task.loss
+                key = function, loss, share is not None
                 if key not in self.done and key not in added:
                     added.add(key)
                     total += seconds(self.prices.shared(function))

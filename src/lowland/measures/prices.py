@@ -1,7 +1,7 @@
 """What each kind of pass over the data takes here, measured on as few samples as will do."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -15,15 +15,14 @@ from lowland.measures.sharing import work_of
 from lowland.problem import Problem
 
 # Samples are doubled until a gradient takes so long: what is shorter is mostly calls of functions.
-_LONG = 0.1
-_FIRST = 16
+# Passes that most measures are made of are priced on more samples than those that take many.
+_LONG, _LONGER = 0.05, 0.25
+_FIRST = 4
 _BLOCK = 4  # columns
 _RUNS, _TOO_LONG = 5, 0.5  # of a pass, and the seconds of one that is not done again
 _FLOPS = 256  # rows of the matrices that are multiplied
 # In gradients, where a model does not have the derivative: nothing that needs it will take long.
 _USUAL = {
-    "forwards": 0.4,
-    "gradients": 1.0,
     "products": 3.0,
     "columns": 3.0,
     "ggn_columns": 3.0,
@@ -34,50 +33,57 @@ _USUAL = {
 
 def prices(problem: Problem) -> Prices:
     """Every unit of work in seconds over all training samples."""
-    sample, gradient = _sample(problem)
-    scale = problem.count() / len(sample.train)
     flop = _seconds_of_a_flop()
-    units = {"gradients": scale * gradient, "flops": flop, "sample_flops": flop}
-    for unit, measured in _passes(sample, problem):
+    few, _ = _enough(problem, _LONG, _FIRST)
+    many, seconds = _enough(problem, _LONGER, len(few.train))
+    forward = _fastest(lambda: many.losses("train"))
+    share = problem.count() / len(many.train)
+    units = {"flops": flop, "sample_flops": flop}
+    units |= {"gradients": seconds * share, "forwards": forward * share}
+    for unit, passing in _passes(problem, few).items():
         try:
-            units[unit] = scale * measured()
+            units[unit] = passing() * problem.count() / len(few.train)
         except Exception:  # the measures that need it say why it cannot be
             units[unit] = _USUAL[unit] * units["gradients"]
     assert set(units) == set(UNITS)
     return Prices(units, lambda shared: work_of(shared.cost, problem))  # type: ignore[attr-defined]
 
 
-def _sample(problem: Problem) -> tuple[Problem, float]:
-    """Some training samples, and the seconds of one gradient over them."""
-    count, N = _FIRST, len(problem.train)
+def _enough(problem: Problem, long: float, count: int) -> tuple[Problem, float]:
+    """As many samples, at least ``count``, as a gradient takes so long of, and its seconds."""
+    N = len(problem.train)
     while True:
         count = min(count, N)
         sample = problem.subset(torch.arange(N)[:: max(1, N // count)][:count])
         seconds = _fastest(sample.gradient)
-        if count == N or seconds >= _LONG:
+        if count == N or seconds >= long:
             return sample, seconds
-        count *= 4 if seconds < _LONG / 8 else 2
+        count *= 4 if seconds < long / 8 else 2
 
 
-def _passes(sample: Problem, problem: Problem) -> Iterator[tuple[str, Callable[[], float]]]:
-    """What measures each unit that is no gradient, on the sample."""
-    every = list(parameters(sample).values())
-    yield "forwards", lambda: _fastest(lambda: sample.losses("train"))
-    yield "diagonals", lambda: _fastest(lambda: exact_diagonal(sample, every, "ggn"))
-    yield "fishers", lambda: _fastest(lambda: exact_diagonal(sample, every, "fisher"))
-    own = cache(lambda: hessian(sample))
-    yield "products", lambda: _column(own(), whole_hessian(problem), 1)
-    yield "columns", lambda: _column(own(), whole_hessian(problem), _BLOCK)
-    yield "ggn_columns", lambda: _column(ggn(sample), ggn(problem), _BLOCK)
+def _passes(problem: Problem, sample: Problem) -> dict[str, Callable[[], float]]:
+    """The seconds of each other unit of work on some samples of a problem."""
+    every = list(parameters(problem).values())
+    H, whole_h = cache(lambda: hessian(sample)), cache(lambda: whole_hessian(problem))
+    return {
+        "diagonals": lambda: _fastest(lambda: exact_diagonal(sample, every, "ggn")),
+        "fishers": lambda: _fastest(lambda: exact_diagonal(sample, every, "fisher")),
+        "products": lambda: _column(H(), whole_h(), 1),
+        "columns": lambda: _column(H(), whole_h(), _BLOCK),
+        "ggn_columns": lambda: _column(ggn(sample), ggn(problem), 1),
+    }
 
 
 def _column(A: Curvature, whole: Curvature, columns: int) -> float:
-    """A column of a product, on kept graphs only if those of all samples are kept."""
+    """A column of a product, with as large a share of graphs kept as of all samples."""
     V = torch.ones(A.size, columns, dtype=A.dtype, device=A.device)
-    A.kept = whole.kept
-    if A.kept:
-        A @ V  # makes the graphs
-    return _fastest(lambda: A @ V) / columns
+    seconds = 0.0
+    for kept, share in ((0.0, 1 - whole.kept), (1.0, whole.kept)):
+        if share:
+            A.kept = kept
+            A @ V  # makes the graphs
+            seconds += share * _fastest(lambda: A @ V) / columns
+    return seconds
 
 
 def _seconds_of_a_flop() -> float:

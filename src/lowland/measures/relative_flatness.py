@@ -35,8 +35,7 @@ def relative_flatness(problem: Problem) -> Value:
     W = layer.matrix(problem.params[layer.parameter].double().flatten())[0]
     overlaps = W @ W.T  # (out, out)
     value = torch.zeros((), dtype=torch.float64, device=problem.device)
-    for parts in factors(problem, [layer]):
-        part = parts[layer.parameter]
+    for part in (part for parts in factors(problem, [layer]) for part in parts.values()):
         term = part.terms[0]
         if not part.is_outer:
             raise InputError(_several(layer, term.x.shape[1]))

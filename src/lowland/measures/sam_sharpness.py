@@ -12,7 +12,7 @@ RHO = 0.05  # the paper's default
 @register(
     title="SAM sharpness",
     family="perturbation",
-    formula="L(w + rho g / |g|) - L(w), g = dL/dw, rho = 0.05",
+    formula="L(w + rho g / |g|) - L(w), g = ∂L / ∂w, rho = 0.05",
     definition="How much the training loss rises by one step of fixed length along its gradient: "
     "the first-order guess of the worst perturbation, which SAM trains against.",
     citation="Foret et al., ICLR 2021",

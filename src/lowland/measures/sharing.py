@@ -43,17 +43,19 @@ _SHARED: ContextVar["dict[tuple[Callable[..., Any], Problem], Any] | None"] = Co
 
 
 def once(
-    cost: Cost = FREE,
+    cost: Cost = FREE, *, any_loss: bool = False
 ) -> Callable[[Callable[["Problem"], T]], Callable[["Problem"], T]]:
     """Make a function of a problem compute its value once within :func:`sharing`.
 
     ``cost`` is what that takes; a plan counts it once for all measures that name the function under
-    ``needs``.
+    ``needs``. With ``any_loss`` the value serves every loss that the problem is measured with: it
+    is that of the problem before :meth:`Problem.with_loss`.
     """
 
     def decorate(function: Callable[["Problem"], T]) -> Callable[["Problem"], T]:
         @functools.wraps(function)
         def shared(problem: "Problem") -> T:
+            problem = problem.base if any_loss else problem
             values = _SHARED.get()
             if values is None:
                 return function(problem)
@@ -61,7 +63,7 @@ def once(
                 values[shared, problem] = function(problem)
             return values[shared, problem]
 
-        shared.cost = cost  # type: ignore[attr-defined]
+        shared.cost, shared.any_loss = cost, any_loss  # type: ignore[attr-defined]
         return shared
 
     return decorate
@@ -85,3 +87,9 @@ def share(function: Callable[["Problem"], T], problem: "Problem", value: T) -> N
     values = _SHARED.get()
     assert values is not None
     values[function, problem] = value
+
+
+def computed(function: Callable[["Problem"], T]) -> "dict[Problem, T]":
+    """Within :func:`sharing`, what a function under :func:`once` has returned so far."""
+    values = _SHARED.get() or {}
+    return {problem: value for (which, problem), value in values.items() if which is function}

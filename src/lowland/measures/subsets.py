@@ -72,8 +72,11 @@ class Subset:
 
     def value(self, measure: Measure) -> Value:
         """The measure's value on all samples, estimated from this subset."""
-        whole = measure.function(self.whole)
-        values = [measure.function(group).value for group in self.groups]
+        problems = [self.whole, *self.groups]
+        if measure.loss is not None:
+            problems = [problem.with_loss(measure.loss) for problem in problems]
+        whole, *groups = map(measure.function, problems)
+        values = [group.value for group in groups]
         if not all(map(math.isfinite, [whole.value, *values])):
             raise InputError(f"it is not finite {self.words}")
         value, error = extrapolated(whole.value, values, self.count / self.problem.count())

@@ -14,7 +14,7 @@ OPEN = 0.25  # a trace with a larger standard error, as a share of it, is none
 @register(
     title="Hessian trace",
     family="curvature",
-    formula="tr H = sum_i d2L/dw_i2",
+    formula="tr H = sum_i ∂^2 L / ∂w_i^2",
     definition="The sum of all curvatures of the training loss: the average rise under small "
     "isotropic noise on the weights, per unit of half its variance.",
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",

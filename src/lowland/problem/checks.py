@@ -1,5 +1,6 @@
 """What must hold of a model, a loss and data before anything is measured: fail here, in words."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +45,7 @@ def check_tensors(model: nn.Module) -> None:
                     f"parameter {name!r} is complex; curvature is defined for real parameters: "
                     "store its real and imaginary parts as two"
                 )
-            if not t.is_floating_point():
+            if not t.is_floating_point() and not t.is_complex():
                 continue
             bad = int((~local(t.detach()).isfinite()).sum())
             bad = total_count(bad) if is_sharded(model) else bad
@@ -169,10 +170,12 @@ def _are_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max()))
 
 
-def check_recomputing(problem: "Problem") -> None:
-    """Refuse what recomputes activations: it would do so with other weights than were asked for.
+def check_gradients(problem: "Problem") -> None:
+    """Refuse what goes wrong when a model is differentiated.
 
-    Torch's own activation checkpointing is switched off while a model is measured.
+    What recomputes activations would do so with other weights than were asked for (torch's own
+    checkpointing is switched off while a model is measured). Sparse gradients have no second
+    derivative. And a forward pass must not ask whether it will be differentiated.
     """
     with problem.measuring(packing=False):
         leaves = {n: p.detach().requires_grad_() for n, p in problem.select().items()}
@@ -183,12 +186,27 @@ def check_recomputing(problem: "Problem") -> None:
         try:
             with torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED):
                 losses = problem.batch_losses(sample, leaves)
+            slopes: Sequence[Tensor | None] = ()
             if losses.requires_grad:
                 reached = [t for t in pytree.tree_leaves(sample.inputs) if t.requires_grad]
-                torch.autograd.grad(losses.sum(), [*leaves.values(), *reached], allow_unused=True)
+                every = [*leaves.values(), *reached]
+                slopes = torch.autograd.grad(losses.sum(), every, allow_unused=True)
         except RuntimeError as error:
             if _CHECKPOINTED in str(error) or "torch.utils.checkpoint" in str(error):
                 raise InputError(_CHECKPOINTED) from error
+            return  # whatever differentiates the model says what is the matter
+        if any(slope is not None and slope.is_sparse for slope in slopes):
+            raise InputError(
+                "a gradient of the model is sparse, which has no second derivative; call "
+                "torch.nn.functional.embedding with sparse=False"
+            )
+        with torch.no_grad():
+            plain = problem.batch_losses(few)
+        if not _are_close(plain, problem.batch_losses(few, leaves).detach(), 1e-3):
+            raise InputError(
+                "the model computes something else when its gradients are asked for (a branch on "
+                "requires_grad or torch.is_grad_enabled()?), so that they are not those of its loss"
+            )
 
 
 def _describe(inputs: Inputs) -> str:

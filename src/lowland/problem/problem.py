@@ -1,47 +1,25 @@
 """The one thing every room works on: a model, a per-sample loss, and data."""
 
-import contextlib
 import copy
-import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.func import functional_call
 
-from lowland.batches import Batch, Batches, Inputs
-from lowland.budget import check_time
-from lowland.distributed import most, of_first_rank, ranks, total, total_count
+from lowland.batches import Batches
+from lowland.distributed import ranks
 from lowland.errors import InputError
-from lowland.losses import Loss, LossLike, ModelLoss, resolve
-from lowland.problem.checks import check_loss, check_model, check_recomputing, check_tensors
+from lowland.losses import Loss, LossLike, resolve
+from lowland.problem.checks import check_gradients, check_loss, check_model
 from lowland.problem.conventions import as_the_model_has_it
-from lowland.problem.model import (
-    arguments,
-    constant,
-    copied_bytes,
-    measured_names,
-    of_inference_mode,
-    precisions,
-    unwrap,
-    wider,
-    without_targets,
-)
-from lowland.problem.precision import all_in
-from lowland.problem.stored import SHARDED, Stored, is_sharded
-from lowland.problem.traceless import (
-    differentiating,
-    modules_kept,
-    plain_operations,
-    random_state_kept,
-)
-
-_BATCH = 1024  # samples at once, where nothing else decides
+from lowland.problem.evaluation import BATCH, Evaluation
+from lowland.problem.model import unwrap, without_targets
+from lowland.problem.network import Network
+from lowland.problem.traceless import differentiating, random_state_kept
 
 
-class Problem:
+class Problem(Evaluation):
     """A model at the point of weight space where it is, with its loss and data.
 
     Args:
@@ -117,25 +95,13 @@ class Problem:
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
         if params not in ("trainable", "all"):
             raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
-        self.memory, self._batch_size, self._which = memory, batch_size, params
+        self.memory, self._batch_size = memory, batch_size
         self._whole: Problem | None = None  # what it is a subset of
-        self._depth = 0
         self._base: Problem | None = None  # that with_loss was asked of
-        self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
-        model = unwrap(model)
-        self._written_in = precisions(model)
+        self._variants: dict[str, Problem] = {}  # what with_loss made of it, by the loss's name
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
-            dtype = dtype or wider(model)
-            self.model, self.stored = model, None
-            if is_sharded(model) or (
-                dtype is not None and copied_bytes(model, dtype) > memory // 8
-            ):
-                self.stored = Stored(model, dtype or next(model.parameters()).dtype)
-            elif dtype is not None or of_inference_mode(model):
-                self.model = copy.deepcopy(model).to(dtype)
-            check_tensors(self.model)
-            self._names = measured_names(self.model, params, any_precision=self.stored is not None)
-            size = batch_size or _BATCH
+            self._network = Network(model, params, dtype, memory)
+            size = batch_size or BATCH
             if resolve(loss).needs_model:
                 train, test = without_targets(train), without_targets(test)
             held = memory // 2  # of both
@@ -151,7 +117,7 @@ class Problem:
             self.training = dict(training or {})
             check_model(self)
             check_loss(self)
-            check_recomputing(self)
+            check_gradients(self)
 
     def __repr__(self) -> str:
         weights, frozen = (
@@ -174,65 +140,6 @@ class Problem:
         return resolved.on(self.train.targets) if resolved.weighted else resolved
 
     @property
-    def params(self) -> dict[str, Tensor]:
-        """The measured parameters by name, constants that share the model's memory.
-
-        They are read from the model whenever it is not being measured, so that they are its weights
-        also after these were replaced (``vector_to_parameters``, ``load_state_dict(assign=True)``).
-        """
-        if self.stored is not None:
-            return {name: self.stored.widened(name) for name in self._names}
-        held = self._held or self._read()
-        return {name: held[name] for name in self._names}
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the parameters are shards of several ranks."""
-        return is_sharded(self.model)
-
-    @property
-    def frozen(self) -> dict[str, Tensor]:
-        """The parameters that are not measured, by name: constants of the model."""
-        params = [n for n, _ in self.model.named_parameters() if n not in self._names]
-        if self.stored is not None:
-            return {name: self.stored.widened(name) for name in params}
-        held = self._held or self._read()
-        return {name: held[name] for name in params}
-
-    def _read(self) -> dict[str, Tensor]:
-        """Every parameter and buffer as a constant, by name."""
-        own = dict(self.model.named_parameters())
-        constants = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
-        missing = [n for n in self._names if n not in own]
-        if missing:
-            raise InputError(
-                f"the model has no parameter {missing[0]!r} any more; make a new Problem after "
-                "changing the model's structure"
-            )
-        buffers = self.model.named_buffers()
-        return constants | {n: b.clone() if b.is_inference() else b for n, b in buffers}
-
-    @property
-    def test(self) -> Batches:
-        """The test data; an error that says what to pass when there is none."""
-        if self._test is None:
-            raise InputError("this needs test data; pass test=(inputs, targets) to Problem")
-        return self._test
-
-    @property
-    def has_test(self) -> bool:
-        """Whether test data was given."""
-        return self._test is not None
-
-    def _splits(self) -> list[Batches]:
-        return [self.train] if self._test is None else [self.train, self._test]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to know of the data: how much of a stream was taken."""
-        return tuple(data.note for data in self._splits() if data.note is not None)
-
-    @property
     def has_initial(self) -> bool:
         """Whether the initial weights were given."""
         return self._initial is not None
@@ -252,214 +159,13 @@ class Problem:
                 f"the initial weights do not fit the model: {', '.join(map(repr, wrong[:3]))} is "
                 "missing or has another shape"
             )
-        return {n: given[n].detach().clone().to(self.device, self.dtype) for n in self._names}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's parameters live; data is moved there batch by batch."""
-        if self.stored is not None:
-            return next(self.model.parameters()).device
-        return next(iter(self.params.values())).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision that the model is measured in; floating-point data is cast to it."""
-        if self.stored is not None:
-            return self.stored.dtype
-        return next(iter(self.params.values())).dtype
-
-    def data(self, split: str) -> Batches:
-        """The train or test batches."""
-        return self.train if split == "train" else self.test
-
-    def count(self, split: str = "train") -> int:
-        """How many samples the split has, over all data-parallel ranks together."""
-        return total_count(len(self.data(split)))
-
-    def batches(self, split: str = "train", size: int = _BATCH) -> Iterator[Batch]:
-        """Batches on the model's device, floating-point data in its precision.
-
-        ``size`` is what suits the work; a batch size of the user's own limits it.
-        """
-        if self._batch_size is not None:
-            size = min(size, self._batch_size)
-        data = self.data(split)
-        if self.sharded:  # all ranks must gather the same parameters at the same time
-            count = min(most(-(-len(data) // size)), -most(-len(data)))
-            return (self.place(batch) for batch in data.parts(count))
-        return (self.place(batch) for batch in data.chunks(size))
-
-    def first(self, count: int, split: str = "train") -> Batch:
-        """The first ``count`` samples, or those of the first batch if it has fewer."""
-        if self.sharded:
-            return self.place(self.data(split).take(slice(count)))
-        return next(self.batches(split, count))
-
-    def same_everywhere(self, batch: Batch) -> Batch:
-        """The batch; for a sharded model that of the first rank, so that ranks decide alike."""
-        return of_first_rank(batch) if self.sharded else batch
-
-    def place(self, batch: Batch) -> Batch:
-        """The batch on the model's device, in its precision; an error if the time is up."""
-        check_time()
-        device, dtype = self.device, self.dtype
-        with torch.inference_mode(False):
-            return batch.map(
-                lambda t: constant(t).to(device, dtype if t.is_floating_point() else None)
-            )
-
-    def outputs(self, inputs: Inputs, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The model's outputs; call inside :meth:`measuring`.
-
-        ``params`` replaces some of the parameters; the others enter as constants, so that no
-        gradient ever reaches the user's own tensors.
-        """
-        out = self.run(inputs, params)
-        if isinstance(out, Mapping) and "logits" in out:  # a Transformers ModelOutput
-            out = out["logits"]
-        if not isinstance(out, Tensor):
-            raise InputError(
-                f"the model returns {type(out).__name__}; expected a tensor of outputs, or a dict "
-                "with 'logits': wrap the model so that it returns one of these"
-            )
-        return out
-
-    def run(
-        self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
-    ) -> Any:
-        """What the model returns, unchanged, for the inputs and more arguments by name."""
-        args, kwargs = arguments(inputs)
-        return self._called(self.model, "", params or {}, args, {**kwargs, **more})
-
-    def _precision(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-        """A context for a forward pass in ``dtype``; empty where that is the model's own."""
-        return contextlib.nullcontext() if dtype in self._written_in else all_in(dtype)
-
-    def batch_losses(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Every sample's loss, (n,), with some parameters replaced; call inside :meth:`measuring`.
-
-        All rooms that need no outputs ask here, so that a loss may run the model as it likes.
-        """
-        if not isinstance(self.loss, ModelLoss):
-            return self.loss(self.outputs(batch.inputs, params), batch.targets)
-        with torch.enable_grad():  # the loss may differentiate on its way
-            module = _Evaluation(self.model, self.loss)
-            losses = self._called(module, "model.", params or {}, (batch,))
-        return losses if torch.is_grad_enabled() else losses.detach()
-
-    def _called(
-        self,
-        module: nn.Module,
-        prefix: str,
-        params: Mapping[str, Tensor],
-        args: tuple,
-        kwargs: dict | None = None,
-    ) -> Any:
-        """The output of a module that holds the model under ``prefix``, with these ``params``."""
-        # Buffers are handed over too: what a forward pass puts in their place is then undone.
-        values = dict(self._held or self._read())
-        given: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if self.stored is None:
-            values.update(params)
-            dtype = values[self._names[0]].dtype
-        else:
-            given, dtype = self.stored.given(params), self.dtype
-            values = {n: t.to(dtype) if t.is_floating_point() else t for n, t in values.items()}
-        named = {f"{prefix}{name}": value for name, value in values.items()}
-        with given, self._precision(dtype):
-            return functional_call(module, named, args, kwargs)
-
-    def batch_wrong(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The share of each sample's predictions that are wrong, (n,), in float64."""
-        return self.loss.wrong(self.outputs(batch.inputs, params), batch.targets)
-
-    def losses(self, split: str = "train") -> Tensor:
-        """Every sample's loss, (N,), in data order."""
-        with self.measuring(), torch.no_grad():
-            losses = self._of_each(split, self.batch_losses)
-        if not losses.isfinite().all():
-            raise InputError(
-                f"{int((~losses.isfinite()).sum())} of {len(losses)} {split} losses are NaN or "
-                "infinite; the model's outputs overflow, or the loss does not fit them"
-            )
-        return losses
-
-    def wrong(self, split: str = "train") -> Tensor:
-        """The share of each sample's predictions that are wrong, (N,), in float64.
-
-        0 or 1 for one label per sample; an error where targets are neither right nor wrong.
-        """
-        with self.measuring(), torch.no_grad():
-            return self._of_each(split, self.batch_wrong)
-
-    def _of_each(self, split: str, numbers: Callable[[Batch], Tensor]) -> Tensor:
-        """One number for each sample, (N,), written into a single tensor batch by batch.
-
-        Small tensors that stay between large ones that go would keep the memory of these.
-        """
-        place, count = None, 0
-        for batch in self.batches(split):
-            part = numbers(batch)
-            if place is None:
-                place = part.new_empty(len(self.data(split)))
-            place[count : count + len(part)] = part
-            count += len(part)
-        assert place is not None  # no data set is empty
-        return place
-
-    def gradient(
-        self, params: Mapping[str, Tensor] | None = None
-    ) -> tuple[float, dict[str, Tensor]]:
-        """The mean training loss and its gradient by parameter, summed in float64.
-
-        ``params`` replaces parameters; the gradient is with respect to all that are measured.
-        """
-        with self.measuring():
-            values = {**self.select(), **(params or {})}
-            leaves = {n: p.detach().requires_grad_() for n, p in values.items()}
-            loss = torch.zeros((), dtype=torch.float64, device=self.device)
-            sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in leaves.items()}
-            for batch in self.batches():
-                losses = self.batch_losses(batch, leaves)
-                if not losses.requires_grad:
-                    raise InputError(
-                        f"loss {self.loss.name!r} has no gradient with respect to the "
-                        "parameters: it is not differentiable, or does not depend on them"
-                    )
-                parts = torch.autograd.grad(
-                    losses.sum(), list(leaves.values()), materialize_grads=True
-                )
-                loss += losses.detach().double().sum()
-                for name, part in zip(sums, parts, strict=True):
-                    sums[name] += part
-            count = self.count()
-            return float(total(loss) / count), {n: total(s) / count for n, s in sums.items()}
-
-    def select(self, params: str | list[str] | None = None) -> dict[str, Tensor]:
-        """The chosen parameters by name: all, those matching a glob, or those in a list.
-
-        They are for differentiating: where weights stay as they are stored, each is a tensor of
-        the parameter's shape that stands for it and has no values.
-        """
-        patterns = [params] if isinstance(params, str) else params
-        chosen = set(self._names) if patterns is None else set()
-        for pattern in patterns or ():
-            matching = fnmatch.filter(self._names, pattern)
-            if not matching:
-                raise InputError(
-                    f"no parameter matches {pattern!r}; there are {', '.join(self._names)}"
-                )
-            chosen.update(matching)
-        names = [name for name in self._names if name in chosen]
-        if self.stored is not None:
-            return {name: self.stored.stand_in(name) for name in names}
-        params_now = self.params
-        return {name: params_now[name] for name in names}
+        names = self._network.names
+        return {n: given[n].detach().clone().to(self.device, self.dtype) for n in names}
 
     @differentiating()
     def at(self, params: Mapping[str, Tensor]) -> "Problem":
         """The same problem at another point of weight space, on a copy of the model."""
-        other = self._with(self.copied_model(), self._names)
+        other = self._with(self._network.copy())
         other._initial = self._initial
         with torch.no_grad():
             for name, value in params.items():
@@ -468,29 +174,21 @@ class Problem:
 
     def copied_model(self) -> nn.Module:
         """A copy of the model; an error where its weights are to stay as they are stored."""
-        self.check_whole()
-        if self.stored is not None:
-            raise InputError(
-                "this needs a copy of the model, for which the memory budget is too small; pass "
-                "Problem(memory=...) with more bytes"
-            )
-        return copy.deepcopy(self.model)
+        return self._network.copied()
 
     def check_whole(self) -> None:
         """An error if the model is sharded."""
-        if self.sharded:
-            raise InputError(SHARDED)
+        self._network.check_whole()
 
     def of(self, model: nn.Module) -> "Problem":
         """The same loss and data with another model."""
-        return self._with(model, measured_names(model, self._which))
+        return self._with(self._network.with_model(model))
 
-    def _with(self, model: nn.Module, names: tuple[str, ...]) -> "Problem":
+    def _with(self, network: Network) -> "Problem":
         other = copy.copy(self)
-        other.model, other._names, other.stored = model, names, None
-        other._whole = None if self._whole is None else self._whole._with(model, names)
-        other._depth, other._held, other._initial = 0, None, None
-        other._base = None
+        other._network, other._initial, other._base = network, None, None
+        other._variants = {}
+        other._whole = None if self._whole is None else self._whole._with(network)
         check_loss(other)
         return other
 
@@ -501,8 +199,10 @@ class Problem:
 
     def with_loss(self, loss: LossLike) -> "Problem":
         """The same model and data with another loss."""
+        if isinstance(loss, str) and loss in self._variants:
+            return self._variants[loss]  # so that what is verified of it is verified once
         other = copy.copy(self)
-        other._base = self.base
+        other._base, other._variants = self.base, {}
         other._whole = None if self._whole is None else self._whole.with_loss(loss)
         try:
             other.loss = self._resolved(loss)
@@ -510,54 +210,19 @@ class Problem:
         except InputError as error:
             # The advice is about the loss a Problem is made with, not about a measure's own loss.
             raise InputError(error.reason) from error
+        if isinstance(loss, str):
+            self._variants[loss] = other
         return other
 
-    def subset(self, places: Tensor) -> "Problem":
-        """The same model with some of the training samples, by their places in the data."""
+    def subset(self, places: Tensor, split: str = "train") -> "Problem":
+        """The same model with some of the samples of a split, by their places in the data."""
         other = copy.copy(self)
-        other._whole = self.whole
-        other.train = self.train.subset(places)
+        other._whole, other._variants = self.whole, {}
+        other._base = None if self._base is None else self._base.subset(places, split)
+        setattr(other, {"test": "_test"}.get(split, split), self.data(split).subset(places))
         return other
 
     @property
     def whole(self) -> "Problem":
         """The problem with all training samples, which this one is a subset of or the same as."""
         return self if self._whole is None else self._whole
-
-    @contextlib.contextmanager
-    def measuring(self, *, packing: bool = True) -> Iterator[None]:
-        """Run the model in eval mode and leave no trace of it.
-
-        Modes, buffers, other attributes of modules and random state are put back on the way out,
-        also after an exception. Gradients are enabled whatever the caller's context, in full
-        precision, by operations that can be differentiated twice. Weights that stay as they are
-        stored are not kept wide by autograd either, unless ``packing`` is switched off.
-        """
-        if self._depth:
-            yield
-            return
-        with differentiating(), random_state_kept(), modules_kept(self.model):
-            self.model.eval()
-            # Copies: a forward pass that writes into its weights does not write into the user's.
-            self._depth, self._held = 1, {name: t.clone() for name, t in self._read().items()}
-            keeping: contextlib.AbstractContextManager = contextlib.nullcontext()
-            if self.stored is not None:
-                self.stored.install()
-                if packing:
-                    keeping = saved_tensors_hooks(self.stored.pack, self.stored.unpack)
-            try:
-                with keeping, plain_operations(self.model):
-                    yield
-            finally:
-                self._depth, self._held = 0, None
-
-
-class _Evaluation(nn.Module):
-    """A loss that runs the model, as a module: its parameters can then be replaced for the call."""
-
-    def __init__(self, model: nn.Module, loss: ModelLoss) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.loss.of_model(self.model, batch)

@@ -1,7 +1,10 @@
 """Running a user's model whatever the caller's context, and leaving no trace of it."""
 
 import contextlib
+import copy
+import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +33,10 @@ def differentiating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_kept(model: nn.Module) -> Iterator[None]:
-    """Put back what modules hold: which tensors their attributes are, and the buffers' values.
+    """Put back what modules hold: which objects their attributes are, and the values in these.
+
+    Values are those of tensors, and the members of lists, sets and dictionaries (activations that
+    a forward pass appends to a list would stay there, with their graphs).
 
     Parameters too: torch's ``functional_call`` leaves others in a module that stands in the model
     twice.
@@ -41,18 +47,44 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
         tensors = [t for t in (*own.values(), *module._buffers.values()) if isinstance(t, Tensor)]
         values = [(t, t.detach().clone()) for t in tensors]
         parts = [dict(own), dict(module._parameters), dict(module._buffers)]
-        before.append((module, parts, values))
+        members = [(each, copy.copy(each)) for name, each in own.items() if _is_own(name, each)]
+        before.append((module, parts, values, members))
     try:
         yield
     finally:
         with torch.inference_mode(False), torch.no_grad():
-            for module, (own, parameters, buffers), values in before:
+            for module, (own, parameters, buffers), values, members in before:
                 _put_back(vars(module), own)
+                for container, was in members:
+                    _refill(container, was)
                 _put_back(module._parameters, parameters)
                 _put_back(module._buffers, buffers)
                 for tensor, value in values:
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
+
+
+# What torch keeps in every module: parameters and buffers are put back as such, hooks are no trace.
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether an attribute is a container of the user's own, whose members may change."""
+    return name not in _OF_MODULES and isinstance(value, list | set | dict | deque)
+
+
+def _refill(container: Any, members: Any) -> None:
+    """Make a container hold the very members that it held before."""
+    if list(map(id, _parts(container))) == list(map(id, _parts(members))):
+        return
+    container.clear()
+    refill = container.extend if isinstance(container, list | deque) else container.update
+    refill(members)
+
+
+def _parts(container: Any) -> Iterator[Any]:
+    values = container.values() if isinstance(container, dict) else ()
+    return itertools.chain(container, values)
 
 
 def _put_back(now: dict, before: dict) -> None:
@@ -66,14 +98,20 @@ def _put_back(now: dict, before: dict) -> None:
 def plain_operations(model: nn.Module) -> Iterator[None]:
     """Run the model by operations that can be differentiated twice, and read in the graph.
 
-    Fused attention and the fused LSTM have no second derivative. Activation checkpointing runs
-    parts of the model again while it is differentiated, when other weights stand in it.
+    Fused attention and the fused LSTM have no second derivative, nor have sparse gradients of
+    embeddings. Activation checkpointing runs parts of the model again while it is differentiated,
+    when other weights stand in it. Where vmap has no rule for an operation, it warns of the time
+    that this takes: our plans count it. Use it inside of :func:`modules_kept`.
     """
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False
     fused, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     names = {"_checkpoint_without_reentrant_generator": _once, "CheckpointFunction": _NoCheckpoint}
     before = {name: getattr(torch.utils.checkpoint, name) for name in names}
     try:
         torch.backends.mha.set_fastpath_enabled(False)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         if any(isinstance(module, nn.LSTM) for module in model.modules()):
             torch.backends.mkldnn.set_flags(_enabled=False)
         for name, plain in names.items():
@@ -82,6 +120,7 @@ def plain_operations(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined] # the default
         torch.backends.mkldnn.set_flags(_enabled=mkldnn)
         for name, value in before.items():
             setattr(torch.utils.checkpoint, name, value)

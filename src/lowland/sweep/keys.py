@@ -16,11 +16,11 @@ from lowland.usercode import imported, source_digest
 TRAINING_ROOMS = frozenset(
     {"losses", "batches", "distributed", "data", "optim", "training", "experiment"}
 )
-# Rooms that say, show, hand out or keep what others compute. All the rest decides what is recorded
-# of a run: a new room counts until it is named here.
+# Rooms that say, show, hand out or keep what others compute, or that no run calls. All the rest
+# decides what is recorded of a run: a new room counts until it is named here.
 SILENT_ROOMS = frozenset(
-    {"__init__", "__main__", "errors", "atomic", "manifest", "report", "comparison"}
-    | {"sweep", "studies", "integrations", "cli"}
+    {"__init__", "__main__", "errors", "atomic", "manifest", "report", "figures", "reference"}
+    | {"comparison", "radius", "probe", "sweep", "studies", "integrations", "cli"}
 )
 
 _PACKAGE = Path(__file__).parents[1]
@@ -62,7 +62,9 @@ def _code(configuration: Configuration, own: str) -> dict[str, str]:
 
 def users_code(configuration: Configuration) -> dict[str, str]:
     """The digest of the file that each function of the user comes from, by its setting."""
-    names = {name: getattr(configuration, name) for name in ("data", "network", "loss")}
+    names = {
+        name: getattr(configuration, name) for name in ("data", "network", "loss", "optimizer")
+    }
     return {name: _users_code(path, name) for name, path in names.items() if ":" in path}
 
 

@@ -21,7 +21,8 @@ def uphill(slope: Tensor) -> Tensor:
     if not norm > 0:
         raise InputError(
             "the gradient of the training loss is zero to the last digit and names no direction to "
-            "climb; measure in float64 (Problem(dtype=torch.float64)), or by expected_sharpness"
+            "climb; measure in float64, if it is not yet (Problem(dtype=torch.float64)), or by "
+            "expected_sharpness"
         )
     return slope / norm
 

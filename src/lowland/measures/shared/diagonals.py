@@ -1,4 +1,4 @@
-"""The one pass over the data that every measure of diagonals and sample gradients reads."""
+"""The one pass over the data that every measure of diagonals reads."""
 
 import math
 
@@ -6,10 +6,8 @@ from torch import Tensor
 
 from lowland.budget import Work
 from lowland.curvature import (
-    JointDiagonals,
     exact_diagonal,
     few_outputs,
-    fisher_diagonal,
     joint_diagonals,
     outputs_of_a_sample,
     parameters,
@@ -32,19 +30,12 @@ def shifts(problem: Problem) -> int:
     return max(_PASSES, math.ceil(_DRAWS / problem.count()))
 
 
-def _work(problem: Problem) -> Work:
-    return Work(diagonals=1) if few_outputs(problem) else Work(fishers=1)
+@once(Work(diagonals=1.3), any_loss=True)  # for two losses
+def joint(problem: Problem) -> list[dict[str, Tensor]]:
+    """Exact GGN diagonals of all parameters that can be seen through.
 
-
-@once(_work)
-def joint(problem: Problem) -> JointDiagonals:
-    """Exact diagonals of all parameters that can be seen through, and ``w . g_k``.
-
-    The GGN's for the problem's own loss and, where it applies, for the surrogate; and the empirical
-    Fisher matrix's.
+    For the problem's own loss and, where it applies, for the surrogate.
     """
-    if not few_outputs(problem):
-        return fisher_diagonal(problem)
     try:
         surrogate = problem.with_loss(SURROGATE)
     except InputError:  # no class labels
@@ -52,12 +43,17 @@ def joint(problem: Problem) -> JointDiagonals:
     return joint_diagonals([problem, surrogate])
 
 
-@once(Work(needs=(joint,)))
+def _work(problem: Problem) -> Work:
+    """The pass, unless it is refused."""
+    return Work(needs=(joint,) if outputs_of_a_sample(problem) <= _MOST_OUTPUTS else ())
+
+
+@once(_work)
 def gauss_newton_diagonal(problem: Problem) -> dict[str, Tensor]:
     """The exact diagonal of every parameter that can be seen through, by name."""
     losses = [problem.base.loss.name, SURROGATE]
     if few_outputs(problem) and problem.loss.name in losses:
-        diagonals = joint(problem.base).ggn
+        diagonals = joint(problem)
         place = 0 if problem is problem.base else 1
         if place < len(diagonals):
             return diagonals[place]

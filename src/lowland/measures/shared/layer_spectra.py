@@ -46,14 +46,12 @@ def _scaled(problem: Problem) -> list[Joint]:
 
 def layer_matrices(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each layer's weight as matrices (groups, out, in), with the scale that stands before it."""
+    every = matrix_layers(problem)  # refused, if at all, before joints are tried
     weights = {name: p.double() for name, p in params.items()}
     for joint in _scaled(problem):
         scale = weights[joint.source.parameter].abs()
         weights = joint.rescaled(weights, 1 / torch.where(scale > 0, scale, 1))
-    return {
-        layer.name: layer.matrix(weights[layer.parameter].flatten())
-        for layer in matrix_layers(problem)
-    }
+    return {layer.name: layer.matrix(weights[layer.parameter].flatten()) for layer in every}
 
 
 def _svd_work(problem: Problem) -> Work:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.distributed import total
 from lowland.problem import Problem
 
 
@@ -39,12 +40,11 @@ def averages(
     score: Callable[[Batch, dict[str, Tensor]], Tensor],
 ) -> Tensor:
     """Each model's mean of ``score(batch, params)`` over the training samples, (models,)."""
-    means = []
+    sums = []
     with problem.measuring(), torch.no_grad():
         for params in weights:
-            total = sum(float(score(b, params).double().sum()) for b in problem.batches())
-            means.append(total / len(problem.train))
-    return torch.tensor(means, dtype=torch.float64)
+            sums.append(sum(float(score(b, params).double().sum()) for b in problem.batches()))
+    return total(torch.tensor(sums, dtype=torch.float64)) / problem.count()
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

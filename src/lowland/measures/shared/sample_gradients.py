@@ -7,10 +7,9 @@ from torch import Tensor
 
 from lowland.batches import Batch, Inputs
 from lowland.budget import Work
-from lowland.curvature import samples_within
+from lowland.curvature import fisher_moments, samples_within
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.measures.shared.diagonals import joint
 from lowland.measures.shared.neighbourhood import neighbourhood
 from lowland.measures.sharing import once
 from lowland.problem import Problem
@@ -27,11 +26,11 @@ class SampleGradients:
     along: float  # mean (w . g_k)^2
 
 
-@once(Work(needs=(joint, neighbourhood)))
+@once(Work(fishers=1, needs=(neighbourhood,)))
 def sample_gradients(problem: Problem) -> SampleGradients:
     """Exact: by structure for layers that can be seen through, sample by sample for the rest."""
-    seen = joint(problem)
-    squares, dots = dict(seen.fisher), seen.along.clone()
+    seen = fisher_moments(problem)
+    squares, dots = dict(seen.squares), seen.along.clone()
     unseen = {name: p for name, p in problem.params.items() if name not in squares}
     _, slope = neighbourhood(problem).origin
     slopes = slope.split([p.numel() for p in problem.params.values()])

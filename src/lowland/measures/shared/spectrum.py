@@ -12,6 +12,7 @@ from lowland.budget import Work
 from lowland.curvature import (
     ALL_EIGENVALUES,
     Curvature,
+    Density,
     Eigenpairs,
     Estimate,
     Hessian,
@@ -23,9 +24,10 @@ from lowland.curvature import (
 )
 from lowland.distributed import total
 from lowland.errors import InputError
+from lowland.findings import WholeSpectrum
 from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Noise, neighbourhood
-from lowland.measures.sharing import once
+from lowland.measures.sharing import computed, once
 from lowland.problem import Problem
 
 # Random vectors of the Hessian's run. Of 24 products, two vectors with twelve each left the norm of
@@ -43,6 +45,7 @@ TOLERANCE = 1e-4  # to this
 # Operations for which all products of a small network are made: some seconds. They are counted, not
 # timed, so that the same network gives the same numbers on every machine.
 AFFORDABLE = 3e10
+SMOOTHING, POINTS = 80, 512  # of the density that is kept: norm / bandwidth, and its grid
 _BESIDE = 4  # vectors beside those of the basis that a step takes, for each probe
 CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
@@ -117,6 +120,36 @@ def search(problem: Problem, pairs: Eigenpairs, tol: float) -> Eigenpairs:
     k = pairs.vectors.shape[1]
     better = eigsh(whole_hessian(problem), k, which="largest", tol=tol, start=pairs.vectors)
     return replace(better, matvecs=pairs.matvecs + better.matvecs)
+
+
+def whole_spectrum(problem: Problem) -> WholeSpectrum | None:
+    """What the measures' pass found, to be kept; None if none of them has made it.
+
+    Where a budget left them a part of the samples, it is the spectrum of that part.
+    """
+    passes = {p: its for p, its in computed(hessian_spectrum).items() if p.whole is problem}
+    if not passes:
+        return None
+    largest = max(passes, key=lambda p: p.count())
+    spectrum = passes[largest]
+    density = Density.of(spectrum, spectrum.norm / SMOOTHING, POINTS)
+    return WholeSpectrum(
+        size=spectrum.size,
+        samples=largest.count(),
+        exact=density.exact,
+        method=spectrum.method,
+        products=spectrum.matvecs,
+        floor=spectrum.floor,
+        bandwidth=density.bandwidth,
+        **{
+            name: getattr(where, name).cpu().numpy()
+            for where, names in (
+                (spectrum, ("nodes", "weights", "residuals", "single")),
+                (density, ("grid", "density", "stderr")),
+            )
+            for name in names
+        },
+    )
 
 
 def value_of(number: Estimate, spectrum: Spectrum, size: float = 1.0) -> Value:

@@ -12,6 +12,7 @@ from lowland.measures.shared.class_scores import class_scores
 from lowland.problem import Problem
 
 _TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
+_SOME = 30  # samples
 
 
 def standard_error(values: Tensor) -> float | None:
@@ -28,12 +29,20 @@ def standard_error(values: Tensor) -> float | None:
 def share_error(wrong: Tensor) -> float:
     """The standard error of the mean of numbers between 0 and 1; never 0, even if all are equal.
 
-    Half the distance to the farther end of Wilson's interval of two standard deviations.
+    Wilson's interval of two standard deviations reaches ``half`` to both sides of a centre that is
+    ``away`` from the share. From 30 samples on the error is the root of both squares, halved: two
+    of it hold shares of three samples and more in 90 to 98.5 % of cases. Of fewer samples it is
+    half the way to the farther end, and two of it hold them in 92 % and more.
     """
+    half, away = _wilson(wrong)
+    return (math.hypot(half, away) if len(wrong) >= _SOME else half + away) / 2
+
+
+def _wilson(wrong: Tensor) -> tuple[float, float]:
+    """Half the width of Wilson's interval, and how far its centre is from the share."""
     n, share = len(wrong), float(wrong.mean())
     centre = (share * n + 2) / (n + 4)
-    half = 2 * math.sqrt(n * share * (1 - share) + 1) / (n + 4)
-    return max(centre + half - share, share - centre + half) / 2
+    return 2 * math.sqrt(n * share * (1 - share) + 1) / (n + 4), abs(centre - share)
 
 
 def loss_error(problem: Problem, losses: Tensor) -> float | None:
@@ -41,10 +50,10 @@ def loss_error(problem: Problem, losses: Tensor) -> float | None:
 
     A classifier's loss is next to nothing but for few samples, and a test set that happens to miss
     them shows no spread at all: over networks and test sets of 5 to 300 samples two of Student's
-    errors held the truth in 39 to 91 %. So the error is at least that of the share of wrong
-    predictions times what one costs: the mean over the wrong ones, and over one more that costs
-    what the likeliest wrong label would, weighted by the root of its probability. That gave 92 to
-    97 %.
+    errors held the truth in 39 to 91 %. So the error is at least half the way to the farther end of
+    the interval of the share of wrong predictions, times what one costs: the mean over the wrong
+    ones, and over one more that costs what the likeliest wrong label would, weighted by the root of
+    its probability. That gave 92 to 97 %.
     """
     spread = standard_error(losses)
     try:
@@ -61,4 +70,5 @@ def loss_error(problem: Problem, losses: Tensor) -> float | None:
     weights = (-(other - other.min()) / 2).exp()
     unseen = float((weights * other).sum() / weights.sum())
     cost = (float(losses[~right].sum()) + unseen) / (int((~right).sum()) + 1)
-    return max(spread, share_error((~right).double()) * cost)
+    half, away = _wilson((~right).double())
+    return max(spread, (half + away) / 2 * cost)
