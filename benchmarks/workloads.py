@@ -174,9 +174,9 @@ def lenet() -> Workload:
 
 
 @cache
-def resnet() -> Workload:
+def resnet(samples: int = 512) -> Workload:
     """ResNet-8 (He et al., CIFAR form with one block a stage), normalisation in eval mode."""
-    X, y, source = _cifar(512)
+    X, y, source = _cifar(samples)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False),
@@ -189,9 +189,19 @@ def resnet() -> Workload:
         nn.Flatten(),
         nn.Linear(64, 10),
     )
-    _trained(model, X, y, epochs=15)
+    _trained(model, X[:512], y[:512], epochs=15)
     _normalised_by(model, X)
-    return Workload(f"ResNet-8, 512 {source}", model, X, y)
+    return Workload(f"ResNet-8, {samples:,} {source}", model, X, y)
+
+
+@cache
+def resnet_pairs() -> Workload:
+    """The same network, with 500 of its images and 500 that it has not seen."""
+    trained = resnet()
+    X, y, source = _cifar(1012)
+    test = X[512:], y[512:]
+    name = f"ResNet-8, 500 + 500 {source}"
+    return Workload(name, trained.model, trained.X[:500], trained.y[:500], test=test)
 
 
 class Block(nn.Module):
