@@ -1,9 +1,6 @@
 """Two gloo ranks with uneven shards, started by torchrun, against one process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import lowland as ll
 from cases import CASES
 from lowland.measures import registered
 from lowland.problem import Problem
+from ranks import be_rank, run_both
 
 
 def results(problem: Problem) -> dict[str, torch.Tensor]:
@@ -76,35 +74,19 @@ def rows(problem: Problem) -> dict[str, tuple[float | None, float | None, str | 
     }
 
 
-def main() -> None:
+def work(rank: int, out: Path) -> None:
     torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
     problem = shard(rank)
     assert problem.count() == 7
-    torch.save(results(problem), f"{os.environ['LOWLAND_TEST_OUT']}/{rank}.pt")
-    measured = rows(classifier(rank))
-    Path(f"{os.environ['LOWLAND_TEST_OUT']}/{rank}.json").write_text(json.dumps(measured))
-    torch.distributed.destroy_process_group()
+    torch.save(results(problem), out / f"{rank}.pt")
+    (out / f"{rank}.json").write_text(json.dumps(rows(classifier(rank))))
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """The directory in which both ranks have left what they computed."""
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, __file__],
-        env={
-            **os.environ,
-            "LOWLAND_TEST_OUT": str(out),
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_both(__file__, out)
     return out
 
 
@@ -137,4 +119,4 @@ def test_every_measure_is_that_of_the_whole_or_says_why_there_is_none(two_ranks)
 
 
 if __name__ == "__main__":
-    main()
+    be_rank(work)

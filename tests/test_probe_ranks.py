@@ -1,9 +1,6 @@
 """The probe and its integrations on two gloo ranks, by torchrun, against one process."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import torch
 from torch import nn
 
 import lowland as ll
+from ranks import be_rank, run_both
 
 HALVES = (slice(0, 6), slice(6, 12))  # of the training
 SHARES = (slice(0, 7), slice(7, 12))  # of the probe: uneven
@@ -161,16 +159,13 @@ def summed_loss(outputs, labels, num_items_in_batch):
 TASKS = (transformers_ddp, lightning_ddp, ddp, fsdp2)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
+def work(rank: int, out: Path) -> None:
     rows = {}
     for task in TASKS:
         if task is ddp and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo")
         rows[task.__name__] = task(rank)
-    Path(f"{os.environ['LOWLAND_TEST_OUT']}/{rank}.json").write_text(json.dumps(rows))
-    torch.distributed.destroy_process_group()
+    (out / f"{rank}.json").write_text(json.dumps(rows))
 
 
 @pytest.fixture(scope="module")
@@ -179,17 +174,7 @@ def rows(tmp_path_factory):
     for package in ("lightning", "transformers", "accelerate"):
         pytest.importorskip(package, reason=f"needs the package {package}")
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [*command, __file__],
-        env={**os.environ, "LOWLAND_TEST_OUT": str(out), "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_both(__file__, out)
     return [json.loads((out / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -224,4 +209,4 @@ def test_sam_of_two_ranks_is_that_of_one(rows):
 
 
 if __name__ == "__main__":
-    main()
+    be_rank(work)

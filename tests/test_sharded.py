@@ -1,8 +1,5 @@
 """A model sharded by FSDP2 over two gloo ranks, measured in place, against one process."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import lowland as ll
 from lowland.curvature.xtrace import estimate_trace
 from lowland.errors import InputError
 from lowland.problem import Problem
+from ranks import be_rank, run_both
 
 SHARES = (slice(0, 7), slice(7, 12))  # uneven
 
@@ -61,12 +59,10 @@ def shards_of(model: nn.Module) -> list[Tensor]:
     return [p.detach().to_local().clone() for p in model.parameters()]
 
 
-def main() -> None:
+def work(rank: int, directory: Path) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
     model, (X, Y) = network().train(), data()
     for layer in (model[0], model[4]):
@@ -101,27 +97,12 @@ def main() -> None:
     assert all(p.grad is None for p in model.parameters())
     nn.functional.cross_entropy(model.eval()(X[:4]), Y[:4]).backward()
     out["trained"] = [p.grad.full_tensor() for p in model.parameters()]
-    torch.save(out, f"{os.environ['LOWLAND_TEST_OUT']}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    torch.save(out, directory / f"{rank}.pt")
 
 
 @pytest.mark.slow
 def test_a_sharded_model_is_measured_in_place(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [*command, __file__],
-        env={
-            **os.environ,
-            "LOWLAND_TEST_OUT": str(tmp_path),
-            "PYTHONPATH": os.pathsep.join(paths),
-        },
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_both(__file__, tmp_path)
     model = network()
     expected = results(Problem(model, train=data()))
     X, Y = data()
@@ -140,4 +121,4 @@ def test_a_sharded_model_is_measured_in_place(tmp_path):
 
 
 if __name__ == "__main__":
-    main()
+    be_rank(work)

@@ -12,6 +12,7 @@ import torch
 import lowland as ll
 from commandline import run
 from owned import OWNED
+from ranks import be_rank, run_both
 
 MINE = """
 import sys
@@ -173,10 +174,9 @@ def test_titles_that_are_the_same_are_told_apart(desk):
     assert titles == ["Sequential model (first)", "Sequential model (second)"]
 
 
-def shares() -> None:
+def work(rank: int, out: Path) -> None:
     """What one of two ranks does: a model in DDP, half of the samples."""
     torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
     case = OWNED["regression"]()
     x, y = case.train
     model = torch.nn.parallel.DistributedDataParallel(case.model)
@@ -187,7 +187,6 @@ def shares() -> None:
     numbers = numbers_of(problem)
     if rank == 0:
         print(json.dumps(numbers))
-    torch.distributed.destroy_process_group()
 
 
 def numbers_of(problem: ll.Problem) -> list[float]:
@@ -199,22 +198,12 @@ def numbers_of(problem: ll.Problem) -> list[float]:
 
 
 @pytest.mark.slow
-def test_two_ranks_of_ddp_measure_the_whole_data():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, __file__],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "mse, 5 training samples on this of 2 ranks" in done.stdout
+def test_two_ranks_of_ddp_measure_the_whole_data(tmp_path):
+    printed = run_both(__file__, tmp_path)
+    assert "mse, 5 training samples on this of 2 ranks" in printed
     expected = numbers_of(OWNED["regression"]().problem(dtype=torch.float64))
-    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, rel=1e-6)
+    assert json.loads(printed.splitlines()[-1]) == pytest.approx(expected, rel=1e-6)
 
 
 if __name__ == "__main__":
-    shares()
+    be_rank(work)
