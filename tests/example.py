@@ -25,6 +25,7 @@ from lowland.findings import (
     Subject,
     Totals,
     TrainingRecord,
+    Unseen,
     WholeSpectrum,
     Widths,
 )
@@ -83,6 +84,7 @@ def make_results(n: int = 900, n_sharp: int = 10, seed: int = 0) -> Results:
             fingerprint="a686aa53",
         ),
         outcome=Outcome(train_loss, train_loss + gap, 0.0, 0.046, gap),
+        unseen=Unseen(rng.exponential(train_loss + gap, 1000), (np.arange(1000) < 46) * 1.0),
         convergence=Convergence("minimum", 2.303, 0.9, 0.002, 0.01, -1e-12, 0.07),
         duality=split,
         balanced=None,

@@ -15,7 +15,7 @@ import lowland as ll
 from browser import chromium
 from commandline import run
 from landscapes import make_surface
-from lowland.comparison import compare, shapley
+from lowland.comparison import compare, lower, shapley
 from lowland.errors import InputError
 from lowland.findings import Change, Landscape, PairValues
 from lowland.problem import Problem
@@ -290,3 +290,20 @@ def test_the_command_says_what_is_wrong(analyses, tmp_path):
     assert done.code == 2
     assert "nowhere does not exist" in done.err
     assert not (tmp_path / "lowland-comparison.html").exists()
+
+
+@pytest.mark.parametrize("n", [30, 300])
+def test_which_does_better_on_the_same_samples_is_rarely_the_wrong_one(n):
+    """Losses that go together, rarely large: the worse one is called better in at most 5 %."""
+    rng = np.random.default_rng(0)
+    hard = rng.lognormal(-3, 2, 20_000)
+    wrong = [rng.random(20_000) < np.minimum(hard, 0.9) * share for share in (0.5, 0.6)]
+    losses = [hard * rng.lognormal(0, 0.5, 20_000) + 2 * w for w in wrong]
+    for (first, second), least in ((losses, 0), ([1.0 * w for w in wrong], 2)):
+        assert second.mean() > first.mean()
+        draws = [rng.integers(0, 20_000, n) for _ in range(1000)]
+        named = [lower(first[k], second[k], least) for k in draws]
+        assert np.mean([place == 1 for place in named]) < 0.05
+        assert lower(first, second, least) == 0
+    assert lower(losses[0][:9], losses[0][:9] - 1) is None  # too few
+    assert lower(None, None) is None

@@ -8,6 +8,7 @@ change of the function, so that solutions are compared with their units balanced
 Nothing here needs torch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ DETERMINANTS = ("sharpness", "size", "correlation")
 
 # Resamples at a time: their moments along every direction are held at once.
 _RESAMPLES = 50
+_FEW = 10  # samples tell nothing apart
 
 Vector = np.ndarray
 
@@ -107,6 +109,8 @@ def compare(
             _solution(first, splits[0], titles[0]),
             _solution(second, splits[1], titles[1]),
         ),
+        lower_loss=lower(first.results.unseen.losses, second.results.unseen.losses),
+        lower_error=lower(first.results.unseen.wrong, second.results.unseen.wrong, least=2),
         paired_gaps=(float(alike[0] @ both[0].dl), float(alike[0] @ both[1].dl)),
         pairs=len(common),
         n_sharp=n_sharp,
@@ -209,6 +213,23 @@ def _resamples(rng: np.random.Generator, K: int, count: int) -> Vector:
     return rng.multinomial(K, np.full(K, 1 / K), size=count) / K
 
 
+def lower(first: Vector | None, second: Vector | None, least: float = 0.0) -> int | None:
+    """The place of the lower mean over the same samples, 0 or 1; None where chance may decide.
+
+    That is within two standard errors of the mean difference. ``least`` is added to the sum of
+    squares: wrong predictions are rare, and two samples more, one for each side, keep a handful of
+    them from deciding (Agresti & Min 2005).
+    """
+    if first is None or second is None or len(first) < _FEW:
+        return None
+    change, n = second - first, len(first)
+    mean = float(change.mean())
+    square = (float(change @ change) + least) / n - mean**2
+    if abs(mean) <= 2 * math.sqrt(max(square, 0.0) / (n - 1)):
+        return None
+    return 1 if mean < 0 else 0
+
+
 def _comparable(first: Analysis, second: Analysis) -> tuple[Decomposition, Decomposition]:
     """One decomposition of each, made in the same way: balanced, where both of them can be."""
     results = first.results, second.results
@@ -272,13 +293,10 @@ def _titles(*analyses: Analysis) -> list[str]:
 
 
 def _solution(analysis: Analysis, split: Decomposition, title: str) -> Solution:
-    errors = {row.name: row.stderr for row in analysis.results.measures}
     return Solution(
         title=title,
         created=analysis.results.created,
         outcome=analysis.results.outcome,
-        test_loss_stderr=errors.get("test_loss"),
-        test_error_stderr=errors.get("test_error"),
         convergence=analysis.results.convergence,
         layer=split.layer,
         sharp=split.sharp,

@@ -22,9 +22,19 @@ from lowland.atomic import check_writable
 from lowland.budget import DEFAULT, Clock, limit
 from lowland.checkpoint import weights_bytes
 from lowland.curvature import Kind, layers
+from lowland.distributed import gathered
 from lowland.dual import AskedDual, Rule, layer_with_dual
 from lowland.errors import InputError
-from lowland.findings import Convergence, Decomposition, Gauge, Origin, Outcome, Results, Subject
+from lowland.findings import (
+    Convergence,
+    Decomposition,
+    Gauge,
+    Origin,
+    Outcome,
+    Results,
+    Subject,
+    Unseen,
+)
 from lowland.measures import (
     CONVERGENCE_WORK,
     Copies,
@@ -107,8 +117,8 @@ def analyze(
         check_writable(Path(out))
     if layer_name is not None:
         layer_with_dual(problem, layer_name)  # an error if there is none of that name
-    for split in ("train", "test"):
-        problem.losses(split)  # an error if they are not finite, rather than one in every measure
+    problem.losses()  # an error if they are not finite, rather than one in every measure
+    unseen = _unseen(problem)
 
     every = None if measures is None else list(dict.fromkeys([*OUTCOME, *measures]))
     schedule = Schedule(clock, progress)
@@ -177,6 +187,7 @@ def analyze(
         origin=origin or Origin(),
         subject=_subject(problem, explanation.duality, title),
         outcome=outcome,
+        unseen=unseen,
         convergence=reached[0],
         duality=explanation.duality,
         balanced=explanation.balanced,
@@ -195,6 +206,15 @@ def analyze(
             progress("report")
         analysis.save(out)
     return analysis
+
+
+def _unseen(problem: Problem) -> Unseen:
+    """Loss and error of each test sample, of all ranks."""
+    try:
+        wrong = gathered(problem.wrong("test")).cpu().numpy()
+    except InputError:  # the targets are neither right nor wrong
+        wrong = None
+    return Unseen(gathered(problem.losses("test")).double().cpu().numpy(), wrong)
 
 
 def _convergence(

@@ -17,6 +17,7 @@ from lowland.findings.document import (
     Scalar,
     Subject,
     TrainingRecord,
+    Unseen,
     from_json,
     to_json,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "Surface",
     "Totals",
     "TrainingRecord",
+    "Unseen",
     "WholeSpectrum",
     "Widths",
     "decode",

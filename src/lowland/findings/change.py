@@ -36,8 +36,6 @@ class Solution:
     title: str
     created: str
     outcome: Outcome
-    test_loss_stderr: float | None
-    test_error_stderr: float | None
     convergence: Convergence
     layer: str
     sharp: float
@@ -57,6 +55,9 @@ class Differences:
     gauge: Gauge
     dual: DualKind
     solutions: tuple[Solution, Solution]
+    # The solution with the lower test loss, and error: 0, 1, or None if chance may have decided it.
+    lower_loss: int | None
+    lower_error: int | None
     paired_gaps: tuple[float, float]
     pairs: int  # that both have
     n_sharp: int

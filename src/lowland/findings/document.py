@@ -14,7 +14,7 @@ from lowland.findings.spectrum import WholeSpectrum
 from lowland.findings.split import Decomposition, LayerRow
 
 # Goes up by one whenever a type below, or one that it holds, changes.
-FORMAT = 7
+FORMAT = 8
 
 Scalar = bool | int | float | str | None
 
@@ -70,6 +70,14 @@ class Outcome:
     train_error: float | None
     test_error: float | None
     gap: float | None
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """The test samples one by one, for comparing solutions on the same ones."""
+
+    losses: np.ndarray  # (n,)
+    wrong: np.ndarray | None  # (n,), the share of wrong predictions; None if there are no such
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,7 @@ class Results:
     origin: Origin
     subject: Subject
     outcome: Outcome
+    unseen: Unseen
     convergence: Convergence
     duality: Decomposition | None  # of the layer that was chosen
     balanced: Decomposition | None  # the same with balanced units, if the first is as given

@@ -1,7 +1,5 @@
 """Two solutions in words: which does better on unseen data, which gap is smaller, and why."""
 
-import math
-
 from lowland.findings import Differences
 from lowland.report.numbers import number, percent
 from lowland.report.words import FEW, standing
@@ -33,13 +31,13 @@ def _unfinished(results: Differences, names: tuple[str, str]) -> list[str]:
 
 
 def _on_unseen_data(results: Differences, names: tuple[str, str]) -> str:
-    """Compare test losses and errors, each against its standard error."""
+    """Compare test losses and errors, each on the same samples."""
     first, second = (side.outcome for side in results.solutions)
     losses = f"test loss {number(second.test_loss, 3)} against {number(first.test_loss, 3)}"
-    verdicts = [_lower(results, "test_loss")]
+    verdicts = [results.lower_loss]
     numbers = losses
     if first.test_error is not None and second.test_error is not None:
-        verdicts.append(_lower(results, "test_error"))
+        verdicts.append(results.lower_error)
         numbers += f", test error {percent(second.test_error)} against {percent(first.test_error)}"
     if set(verdicts) == {None}:
         return (
@@ -68,17 +66,6 @@ def _falls(results: Differences, name: str) -> bool:
     """Whether the second solution's number is the lower one, by chance or not."""
     first, second = (getattr(side.outcome, name) for side in results.solutions)
     return first is not None and second is not None and second < first
-
-
-def _lower(results: Differences, name: str) -> int | None:
-    """The place of the lower number; None within two standard errors, or if not known."""
-    first, second = (getattr(side.outcome, name) for side in results.solutions)
-    errors = [getattr(side, f"{name}_stderr") for side in results.solutions]
-    if first is None or second is None or None in errors:
-        return None
-    if abs(second - first) <= 2 * math.hypot(*errors):
-        return None
-    return 1 if second < first else 0
 
 
 def _gaps(results: Differences, names: tuple[str, str]) -> list[str]:
