@@ -378,6 +378,7 @@ def test_stress_finds_what_rescaling_can_fool():
     assert found.moves["weight_norm"]["layers"].ratio > 5
     assert ("weight_norm", "split") in moved
     assert found.to_dict()["moves"]["trace"]["layers"]["claimed"] is False
+    assert "  outputs: trace, weight_norm, test_loss\n" in repr(found)
 
 
 def test_stress_does_not_call_the_same_what_it_does_not_know():

@@ -50,6 +50,17 @@ class Stress:
     moves: dict[str, dict[str, Move]]  # by measure, by transformation
     skipped: dict[str, str]  # transformations that the model does not allow, and why
 
+    def __repr__(self) -> str:
+        """Which measures moved by which transformation, a line each."""
+        ways = list(next(iter(self.moves.values()), {}))
+        lines = [
+            f"{by}: {', '.join(moved) or 'none'}"
+            for by in ways
+            for moved in [[name for name, row in self.moves.items() if row[by].moved]]
+        ]
+        head = f"Stress of {len(self.moves)} measures by a factor of {self.factor:g}; moved by"
+        return "\n  ".join([head, *lines, *(f"{by}: {why}" for by, why in self.skipped.items())])
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         moves = {
