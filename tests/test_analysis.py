@@ -394,8 +394,8 @@ def test_errors_come_before_the_work(tmp_path):
     with pytest.raises(InputError, match="there is no layer '9'"):
         ll.analyze(problem, "9", out=tmp_path / "out")
     whole = problem.train.take(slice(None))
-    with pytest.raises(InputError, match="needs test data"):
-        ll.analyze(Problem(problem.model, train=(whole.inputs, whole.targets)))
+    with pytest.raises(InputError, match="in layer '2' needs test data"):
+        ll.analyze(Problem(problem.model, train=(whole.inputs, whole.targets)), "2")
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "file").read_text() == "mine"
     with pytest.raises(InputError, match=r"holds no results\.json"):
@@ -467,3 +467,27 @@ def test_data_in_any_precision_and_batches_has_one_fingerprint():
 
     assert mark(torch.float32, 7) == mark(torch.float64, 30)
     assert mark(torch.bfloat16, 30)  # its own numbers, but no error
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_without_test_data_the_rest_is_told(tmp_path, trained):
+    problem = make_problem()
+    whole = problem.train.take(slice(None))
+    X, y = whole.inputs, whole.targets
+    model = problem.model if trained else nn.Sequential(nn.Linear(X[0].numel(), 10))
+    alone = Problem(model, train=(X if trained else X.flatten(1), y))
+    analysis = ll.analyze(alone, out=tmp_path / "out")
+    results = ll.load(tmp_path / "out").results
+    assert results.outcome.train_loss is not None
+    assert (results.outcome.gap, results.unseen, results.duality) == (None, None, None)
+    assert "Without test data there is no gap" in analysis.answer
+    assert ("not trained" in analysis.answer) == (not trained)
+    rows = {row.name: row for row in results.measures}
+    assert rows["trace"].value is not None
+    assert rows["gap"].reason == "does not apply: needs test data"
+    assert results.landscape is not None
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "there are no test data" in page
+    assert "not recorded" not in page
+    with pytest.raises(InputError, match="no decomposition of single pairs"):
+        ll.compare(analysis, analysis)

@@ -81,10 +81,6 @@ def only_one():
     return TensorDataset(X, Y)
 
 
-def no_test():
-    return (X, Y), None
-
-
 def three():
     return (X, Y), (XT, YT), (XT, YT)
 
@@ -259,7 +255,6 @@ def test_model(project, model, words):
         ("mnist6k", ("mnist6k", "mnist5k")),
         ("broken:only_one", ("must return (train, test)", "returned TensorDataset")),
         ("broken:three", ("must return (train, test)", "returned tuple of 3")),
-        ("broken:no_test", ("no test data", "(train, test)")),
         ("broken:no_targets", ("(inputs, targets)", "without targets")),
         ("broken:label_out_of_range", ("train labels run from 1 to 2", "must be 0 to 1")),
         ("broken:test_label_out_of_range", ("test labels run from -1 to 0", "must be 0 to 1")),

@@ -99,6 +99,9 @@ def compare(
         return Part(*vars(change(name)).values(), *halves)
 
     titles = _titles(first, second)
+    unseen = first.results.unseen, second.results.unseen
+    assert unseen[0] is not None  # there are pairs
+    assert unseen[1] is not None
     results = Differences(
         lowland=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -109,8 +112,8 @@ def compare(
             _solution(first, splits[0], titles[0]),
             _solution(second, splits[1], titles[1]),
         ),
-        lower_loss=lower(first.results.unseen.losses, second.results.unseen.losses),
-        lower_error=lower(first.results.unseen.wrong, second.results.unseen.wrong, least=2),
+        lower_loss=lower(unseen[0].losses, unseen[1].losses),
+        lower_error=lower(unseen[0].wrong, unseen[1].wrong, least=2),
         paired_gaps=(float(alike[0] @ both[0].dl), float(alike[0] @ both[1].dl)),
         pairs=len(common),
         n_sharp=n_sharp,

@@ -84,7 +84,7 @@ def analyze(
     ``out`` was given. A second Ctrl-C raises at once.
 
     Args:
-        problem: with test data.
+        problem: what to analyse; without test data there is no gap, and the rest is computed.
         layer_name: the layer to decompose in full; by default the dense layer before the last
             one, as in Feng & Tu, of those whose directions can all be computed, or the only one;
             if its dual weights do not stand for the data, the last layer whose do.
@@ -111,11 +111,14 @@ def analyze(
     clock = Clock(limit(budget, DEFAULT if measures is None else math.inf))
     if dual not in ("auto", "activity", "output"):
         raise InputError(f"dual must be 'auto', 'activity' or 'output'; got {dual!r}")
-    if not problem.has_test:
-        raise InputError("the gap needs test data; pass test=(inputs, targets) to Problem")
     if out is not None:
         check_writable(Path(out))
     if layer_name is not None:
+        if not problem.has_test:
+            raise InputError(
+                f"decomposing the gap in layer {layer_name!r} needs test data; pass "
+                "test=(inputs, targets) to Problem, or name no layer"
+            )
         layer_with_dual(problem, layer_name)  # an error if there is none of that name
     problem.losses()  # an error if they are not finite, rather than one in every measure
     unseen = _unseen(problem)
@@ -140,9 +143,10 @@ def analyze(
             if explanation.duality is not None:
                 share(decomposition, problem, explanation.duality)
 
-        with clock.limited():
-            progress("pairs of test and training samples")
-            explanation.choose()
+        if problem.has_test:
+            with clock.limited():
+                progress("pairs of test and training samples")
+                explanation.choose()
         steps = explanation.steps
         tasks = {name: step.run for name, step in steps.items()}
         costs = {name: Task(step.work) for name, step in steps.items()}
@@ -208,8 +212,10 @@ def analyze(
     return analysis
 
 
-def _unseen(problem: Problem) -> Unseen:
-    """Loss and error of each test sample, of all ranks."""
+def _unseen(problem: Problem) -> Unseen | None:
+    """Loss and error of each test sample, of all ranks; None if there are none."""
+    if not problem.has_test:
+        return None
     try:
         wrong = gathered(problem.wrong("test")).cpu().numpy()
     except InputError:  # the targets are neither right nor wrong
@@ -260,7 +266,7 @@ def _unknown() -> Convergence:
 def _fingerprint(problem: Problem) -> str:
     """A mark of the data: the same for the same samples, in any batches and precision."""
     marks: dict[tuple[str, int], Any] = defaultdict(hashlib.sha256)  # of each tensor of each split
-    for split in ("train", "test"):
+    for split in ("train", "test") if problem.has_test else ("train",):
         for batch in problem.batches(split):
             for i, t in enumerate(pytree.tree_leaves([batch.inputs, batch.targets])):
                 t = torch.view_as_real(t) if t.is_complex() else t
@@ -284,7 +290,7 @@ def _subject(problem: Problem, split: Decomposition | None, title: str | None) -
         unit=problem.loss.unit,
         frozen=sum(p.numel() for p in problem.frozen.values()),
         train_samples=len(problem.train),
-        test_samples=len(problem.test),
+        test_samples=len(problem.test) if problem.has_test else 0,
         device=str(problem.device),
         dtype=str(problem.dtype).removeprefix("torch."),
         fingerprint=_fingerprint(problem),

@@ -110,9 +110,7 @@ def landscape(
     with Results() as results:
         with progress(quiet) as say, fate_of(out, "the landscape"):
             say("loading torch")
-            problem, own, _ = chosen_problem(
-                model, checkpoint, data, loss, data_dir, seed, say, needs_test=False
-            )
+            problem, own, _ = chosen_problem(model, checkpoint, data, loss, data_dir, seed, say)
             wanted = _Wanted(
                 problem, [home(p) for p in checkpoints], _trajectory(problem, trajectory),
                 directions, _span(span), steps, normalize,

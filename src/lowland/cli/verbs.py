@@ -55,7 +55,8 @@ def analyze(
         folder of Transformers' save_pretrained. Nothing in it is executed.
     data
         pkg.module:factory that returns (train, test), each (inputs, targets), a Dataset or a
-        DataLoader; or the name of a data set: mnist5k, mnist, fashion_mnist, cifar10, digits, xor.
+        DataLoader, and test may be None; or the name of a data set: mnist5k, mnist,
+        fashion_mnist, cifar10, digits, xor.
     layer
         The layer to decompose in full; by default the dense one before the last.
     loss
@@ -340,13 +341,11 @@ def chosen_problem(
     data_dir: Path | None,
     seed: int,
     say: Say,
-    *,
-    needs_test: bool = True,
 ) -> tuple["Problem", str, "Origin"]:
     """The user's own problem, or the embedded default; with a title and where it came from."""
     if model is None or data is None:
         return _embedded_default(seed, data_dir, say)
-    return _users_own(model, checkpoint, data, loss, data_dir, seed, say, needs_test)
+    return _users_own(model, checkpoint, data, loss, data_dir, seed, say)
 
 
 def _embedded_default(
@@ -387,7 +386,6 @@ def _users_own(
     data_dir: Path | None,
     seed: int,
     say: Say,
-    needs_test: bool,
 ) -> tuple["Problem", str, "Origin"]:
     say("loading the model")
     from torch import nn
@@ -420,8 +418,6 @@ def _users_own(
 
         read = load(data, seed=seed, data_dir=data_dir)
         train, test, description = read.train, read.test, read.description
-    if test is None and needs_test:
-        raise InputError(f"--data {data} returned no test data; the gap needs (train, test)")
     chosen = loss_named(loss, "--loss")
     problem = Problem(network, chosen, train=train, test=test)
     origin = Origin(typed(), description, str(checkpoint) if checkpoint else None)

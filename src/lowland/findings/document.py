@@ -145,7 +145,7 @@ class Results:
     origin: Origin
     subject: Subject
     outcome: Outcome
-    unseen: Unseen
+    unseen: Unseen | None  # without test data
     convergence: Convergence
     duality: Decomposition | None  # of the layer that was chosen
     balanced: Decomposition | None  # the same with balanced units, if the first is as given

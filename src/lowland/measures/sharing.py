@@ -29,8 +29,7 @@ def on_test(passes: Work) -> Callable[["Problem"], Work]:
     """Passes over the test data, as the share of those over the training data that they are."""
 
     def cost(problem: "Problem") -> Work:
-        share = problem.count("test") / problem.count() if problem.has_test else 0.0
-        return passes.times(share)
+        return passes.times(problem.count("test") / problem.count())
 
     return cost
 

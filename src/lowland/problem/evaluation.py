@@ -101,7 +101,9 @@ class Evaluation:
         return self.train if split == "train" else self.test
 
     def count(self, split: str = "train") -> int:
-        """How many samples the split has, over all data-parallel ranks together."""
+        """How many samples the split has, over all data-parallel ranks; 0 if there is none."""
+        if split == "test" and not self.has_test:
+            return 0
         return total_count(len(self.data(split)))
 
     def batches(self, split: str = "train", size: int = BATCH) -> Iterator[Batch]:

@@ -131,9 +131,13 @@ def _curvature(results: Results) -> list[Row]:
 def _cards(results: Results) -> list[list[Row]]:
     """Collect the headline numbers in two rows: the gap with its parts, and what it comes from.
 
-    A regression has no errors, and so no cards for them.
+    A regression has no errors, and so no cards for them; without test data there is no gap.
     """
     outcome, duality = results.outcome, results.duality
+    if results.subject.test_samples == 0:
+        errors = [] if outcome.train_error is None else [outcome.train_error]
+        rows = [_row("train_error", numbers.percent(error)) for error in errors]
+        return [[_row("train_loss", numbers.number(outcome.train_loss)), *rows]]
     parts = [_row("gap", numbers.number(outcome.gap), note="test loss − training loss")]
     if duality is not None:
         for key, value in (("sharp", duality.sharp), ("flat", duality.flat)):

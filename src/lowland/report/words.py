@@ -45,6 +45,8 @@ SMALLER = "weight decay, smaller initial weights"
 def answer(results: Results) -> str:
     """Say in exactly two sentences what was found and what it suggests, in plain text."""
     gap = results.outcome.gap
+    if results.subject.test_samples == 0:
+        return f"{_trained(results)} Without test data there is no gap, and no remedy is suggested."
     if results.convergence.state in ("untrained", "unfinished") and _finite(gap):
         return (
             f"{_unfinished(results)} Its gap between unseen and training data is "
@@ -66,7 +68,9 @@ def sure(results: Results) -> list[Fact]:
     """Say what the answer rests on: the gap's error, the split's, the checks, the convergence."""
     facts = []
     gap, noise = results.outcome.gap, _noise(results)
-    if _finite(gap) and noise is not None:
+    if results.subject.test_samples == 0:
+        facts.append(Fact("no test data", None))
+    elif _finite(gap) and noise is not None:
         told = abs(gap) > noise and results.subject.test_samples >= FEW
         words = f"gap {number(gap, 3)} ± {number(noise, 2)} (two standard errors, "
         words += f"{_counted(results.subject.test_samples, 'test sample')})"
@@ -137,6 +141,22 @@ def _unfinished(results: Results) -> str:
         share = percent(-reached.curvature, 0)
         why.append(f"it curves downwards, by {share} of its largest curvature")
     return f"This is not a minimum yet of the training loss ({loss}): {', and '.join(why)}."
+
+
+def _trained(results: Results) -> str:
+    """Say how well the training data are fitted, where there are no others."""
+    if standing(results.convergence) is not None:
+        return _unfinished(results)
+    minimum, outcome = _minimum(results), results.outcome
+    error = (
+        f" and an error of {percent(outcome.train_error)}"
+        if outcome.train_error is not None
+        else ""
+    )
+    return (
+        f"{minimum[0].upper()}{minimum[1:]} has a loss of {number(outcome.train_loss, 3)}{error} "
+        "on its training data."
+    )
 
 
 def _what(results: Results) -> str:
