@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,9 +30,11 @@ def test_kendall_is_scipys_where_nothing_ties():
     values = gaps + np.random.default_rng(1).standard_normal(len(gaps))
     rank = models.rank(values)
     assert rank.kendall.value == pytest.approx(stats.kendalltau(values, gaps)[0])
+    assert rank.pearson.value == pytest.approx(stats.pearsonr(values, gaps)[0])
+    assert rank.spearman.value == pytest.approx(stats.spearmanr(values, gaps)[0])
     assert rank.kendall.low < rank.kendall.value < rank.kendall.high
-    # the same order, the same rank: no scale matters
-    assert models.rank(np.exp(values)) == rank
+    # the same order, the same rank: but for Pearson's, no scale matters
+    assert replace(models.rank(np.exp(values)), pearson=rank.pearson) == rank
 
 
 def granulated_by_hand(values, gaps, rows, axis):

@@ -1,8 +1,8 @@
 """How well a measure ranks models by their gap, over a grid of settings.
 
-Every statistic looks at pairs of models, and at the signs of their differences alone: whether the
-one with the larger measure has the larger gap. A pair is worth 1 if it does, -1 if it has the
-smaller one, and 0 where either ties, so that no scale of a measure matters.
+All statistics but the first two look at pairs of models, and at the signs of their differences
+alone: whether the one with the larger measure has the larger gap. A pair is worth 1 if it does, -1
+if it has the smaller one, and 0 where either ties, so that no scale of a measure matters.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 RESAMPLES = 500
 LEVEL = 0.95
@@ -41,6 +42,8 @@ class Rank:
     """What one measure is worth as a predictor of the gap."""
 
     models: int  # with a value
+    pearson: Interval
+    spearman: Interval
     kendall: Interval
     granulated: Interval
     by_setting: dict[str, float]  # the granulated statistic along each setting
@@ -80,7 +83,8 @@ class Models:
                 values[chosen], seed=seed
             )
         if len(values) < 2:
-            return Rank(len(values), _UNDEFINED, _UNDEFINED, {}, math.nan, "", math.nan)
+            none = _UNDEFINED
+            return Rank(len(values), none, none, none, none, {}, math.nan, "", math.nan)
         signs = _signs(values) * _signs(self.gaps)
         # (resamples, models): how often each model was drawn; first of all, once each.
         n = len(values)
@@ -96,6 +100,8 @@ class Models:
         worst, where = self._worst(signs)
         return Rank(
             models=n,
+            pearson=_interval(_correlation(values, self.gaps, weights)),
+            spearman=_interval(_correlation(rankdata(values), rankdata(self.gaps), weights)),
             kendall=_interval(_mean_over(signs, everywhere, weights)),
             granulated=_interval(granulated),
             by_setting={name: float(column[0]) for name, column in along.items()},
@@ -169,6 +175,18 @@ def _mean_over(signs: Vector, pairs: Vector, weights: Vector) -> Vector:
     products = np.einsum("ri,ij,rj->r", weights, signs * pairs, weights, optimize=True)
     counts = np.einsum("ri,ij,rj->r", weights, pairs.astype(float), weights, optimize=True)
     return np.divide(products, counts, out=np.full(len(weights), np.nan), where=counts > 0)
+
+
+def _correlation(x: Vector, y: Vector, weights: Vector) -> Vector:
+    """Pearson's correlation for each row of weights of models; NaN where one is constant."""
+    share = weights / weights.sum(1, keepdims=True)
+    x, y = x - x.mean(), y - y.mean()
+    mx, my = share @ x, share @ y
+    sizes = (share @ x**2 - mx**2) * (share @ y**2 - my**2)
+    products = share @ (x * y) - mx * my
+    return np.divide(
+        products, np.sqrt(np.abs(sizes)), out=np.full(len(share), np.nan), where=sizes > 0
+    )
 
 
 def _interval(resampled: Vector) -> Interval:
