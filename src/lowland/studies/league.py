@@ -85,14 +85,16 @@ def _networks(inputs: int) -> list[str]:
 
 
 def table(runs: Runs) -> list[Entry]:
-    """Every measure that is no outcome, the best one first by its granulated coefficient."""
+    """Every recorded measure but outcomes, the best one first by its granulated coefficient."""
+    if len(runs) < 2:
+        raise InputError(f"{len(runs)} networks reached their training loss; a rank needs two")
     settings = {name: [row[name] for row in runs.rows] for name in SETTINGS}
     gaps = {"gap": runs.column("gap"), "error_gap": _error_gap(runs)}
     models = {name: Models(gap, settings) for name, gap in gaps.items()}
     costs = _costs(runs)
     entries = []
     for name, measure in registered().items():
-        if measure.family == "outcome" or measure.trains:
+        if measure.family == "outcome" or name not in runs.rows[0]:
             continue
         sign: Literal[1, -1] = -1 if measure.sharper == "lower" else 1
         values = sign * runs.column(name)
@@ -131,11 +133,12 @@ def _number(value: float) -> float:
 
 def page(entries: list[Entry], runs: Runs) -> str:
     """The table in Markdown, with what Jiang et al. endorse judged below it."""
-    data = sorted({row["data"] for row in runs.rows})
+    data, losses = (sorted({row[name] for row in runs.rows}) for name in ("data", "stop_loss"))
+    reached = " or ".join(f"{loss:g}" for loss in losses)
     lines = [
         "# The league table of measures",
-        f"{len(runs)} networks on {', '.join(data)}, all trained to a loss of {STOP:g}, differing "
-        f"in {', '.join(name for name in SETTINGS if name != 'seed')} "
+        f"{len(runs)} networks on {', '.join(data)}, all trained to a loss of {reached}, differing "
+        f"in {', '.join(name for name in SETTINGS if name in runs.varied)} "
         f"({len(runs.left_out)} more did not reach it and are left out). Made by "
         "`python -m lowland.studies.league DIR`.",
         "A coefficient is 1 where the sharper of two networks always has the larger gap, -1 where "
@@ -191,7 +194,8 @@ def _endorsed(entry: Entry) -> str:
 def document(entries: list[Entry], runs: Runs) -> dict[str, Any]:
     """Everything, ready for JSON: null for numbers that are not defined."""
     models = [{name: row[name] for name in SETTINGS} for row in runs.rows]
-    numbers: dict[str, Any] = {name: runs.column(name).tolist() for name in registered()}
+    names = [name for name in registered() if name in runs.rows[0]]
+    numbers: dict[str, Any] = {name: runs.column(name).tolist() for name in names}
     document = {
         "models": models,
         "values": numbers,
