@@ -94,47 +94,68 @@ def least_norm(
     for left in range(FLOW if flow else 0, 0, -1):
         r, J = _missing(equations, target, v)
         v = v + _step(J, r / left, torch.full_like(scale, _FLOW_DAMPING))
+    state = v, *_missing(equations, target, v)
     if shorten:
-        v = _towards(equations, target, v, scale)
-    v = _reach(equations, target, v, scale, accuracy)
-    end = _Point.of(v, *_missing(equations, target, v), scale)
-    return Solution(v, end.residual, end.along, end.rank, end.residual <= accuracy)
+        state = _towards(equations, target, state, scale)
+    state = _reach(equations, target, state, scale, accuracy)
+    end = _Point.of(*state, scale)
+    return Solution(end.v, end.residual, end.along, end.rank, end.residual <= accuracy)
 
 
-def _towards(equations: Equations, target: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+# Points (K, P), what is missing there (K, m), and the gradients (K, m, P): what one evaluation
+# gives, handed on, since an evaluation is what all of this costs.
+_State = tuple[Tensor, Tensor, Tensor]
+
+
+def _put(ends: _State, places: Tensor, state: _State) -> None:
+    """Write the state of some systems into that of all."""
+    for end, value in zip(ends, state, strict=True):
+        end[places] = value
+
+
+def _either(first: Tensor, state: _State, other: _State) -> _State:
+    """The first state where a system is in ``first``, the other elsewhere."""
+    v, r, J = zip(state, other, strict=True)
+    rows = first[:, None]
+    return torch.where(rows, *v), torch.where(rows, *r), torch.where(rows[..., None], *J)
+
+
+def _towards(equations: Equations, target: Tensor, state: _State, scale: Tensor) -> _State:
     """Steps towards the equations and, along their solution set, towards 0.
 
     One is taken if ``|v|^2 / 2 + penalty |c - target|`` falls: with a penalty above the
     multipliers, its least value is a shortest solution.
     """
-    ends, places = v.clone(), torch.arange(len(v), device=v.device)
+    v, r, J = state
+    ends, places = (v.clone(), r.clone(), J.clone()), torch.arange(len(v), device=v.device)
     length, penalty = torch.full_like(scale, 0.5), torch.zeros_like(scale)
-    point = _Point.of(v, *_missing(equations, target, v), scale)
+    point = _Point.of(*state, scale)
     for _ in range(TOWARDS):
         left = (point.along > _SHORTEST) & (length > _LEAST_LENGTH)
         if not left.any():
             break
         if 2 * int(left.sum()) <= len(places):  # those that are done cost as much as the others
-            ends[places] = point.v
+            _put(ends, places, (point.v, point.r, J))
             places, length, penalty = places[left], length[left], penalty[left]
-            target, scale, point = target[left], scale[left], point.at(left)
+            target, scale, point, J = target[left], scale[left], point.at(left), J[left]
             equations, left = equations.of(left.nonzero()[:, 0]), left[left]
         trial = point.v + point.normal + length[:, None] * point.tangent
-        new = _Point.of(trial, *_missing(equations, target, trial), scale)
+        new_r, new_J = _missing(equations, target, trial)
+        new = _Point.of(trial, new_r, new_J, scale)
         penalty = torch.maximum(penalty, 2 * point.multiplier)
         falls = left & (new.merit(penalty) <= point.merit(penalty))
         length = torch.where(falls, (2 * length).clamp_max(1), length / 2)
-        point = new.where(falls, point)
-    ends[places] = point.v
+        point, J = new.where(falls, point), torch.where(falls[:, None, None], new_J, J)
+    _put(ends, places, (point.v, point.r, J))
     return ends
 
 
 def _reach(
-    equations: Equations, target: Tensor, v: Tensor, scale: Tensor, accuracy: float
-) -> Tensor:
+    equations: Equations, target: Tensor, state: _State, scale: Tensor, accuracy: float
+) -> _State:
     """Levenberg and Marquardt's steps until the equations hold, or come no nearer."""
-    ends, places = v.clone(), torch.arange(len(v), device=v.device)
-    r, J = _missing(equations, target, v)
+    v, r, J = state
+    ends, places = (v.clone(), r.clone(), J.clone()), torch.arange(len(v), device=v.device)
     damping = torch.full_like(scale, _FIRST_DAMPING)
     earlier = r.norm(dim=1)
     for step in range(STEPS):
@@ -146,7 +167,7 @@ def _reach(
         if not left.any():
             break
         if 2 * int(left.sum()) <= len(places):
-            ends[places] = v
+            _put(ends, places, (v, r, J))
             places, v, r, J = places[left], v[left], r[left], J[left]
             target, scale, damping = target[left], scale[left], damping[left]
             earlier = earlier[left]
@@ -157,9 +178,8 @@ def _reach(
         falls = left & (ratio < 1)
         lower = torch.where(ratio < 0.25, damping / 20, damping / 3).clamp_min(_LEAST_DAMPING)
         damping = torch.where(falls, lower, torch.where(left, 8 * damping, damping))
-        v, r = torch.where(falls[:, None], trial, v), torch.where(falls[:, None], new_r, r)
-        J = torch.where(falls[:, None, None], new_J, J)
-    ends[places] = v
+        v, r, J = _either(falls, (trial, new_r, new_J), (v, r, J))
+    _put(ends, places, (v, r, J))
     return ends
 
 

@@ -109,7 +109,7 @@ def pair_bytes(problem: Problem, chosen: Sequence[Layer], matched: int) -> int:
         groups, out, inputs = layer.shape
         whole = layer.in_series or len(chosen) > 1
         free = groups * out * (inputs if whole else min(layer.positions, inputs))
-        numbers += 4 * m * free + layer.positions * groups * (2 * inputs + 4 * out)
+        numbers += 5 * m * free + layer.positions * groups * (2 * inputs + 4 * out)
         numbers += 16 * free + 4 * groups * out * inputs  # in float64
     return problem.dtype.itemsize * numbers
 
@@ -181,15 +181,7 @@ class _Solver:
         left = (~solution.solved).nonzero()[:, 0]
         if not len(left):
             return solution
-        retried = least_norm(
-            self._of(left),
-            self.chunk.target[left],
-            start[left],
-            self.scale[left],
-            accuracy=self.accuracy,
-            shorten=shorten,
-        )
-        return solution.or_better(retried, left)
+        return solution.or_better(self._least(left, start[left], shorten=shorten), left)
 
     def _from_activity(self, solution: Solution) -> Solution:
         """With the activity-level dual, shortened, where that solves and nothing shorter does."""
@@ -201,34 +193,37 @@ class _Solver:
             return solution
         start = self._free(next(self.activity.where(left).written_out(len(left))), left)
         for shorten in (True, False):
-            retried = least_norm(
-                self._of(left),
-                self.chunk.target[left],
-                start,
-                self.scale[left],
-                accuracy=self.accuracy,
-                flow=False,
-                shorten=shorten,
-            )
+            retried = self._least(left, start, flow=False, shorten=shorten)
             solution = solution.or_better(retried, left)
         return solution
 
     def again(self, solution: Solution, places: Tensor) -> list[list[Shifts]]:
         """The shifts of some pairs from random starts; the first ones where a start fails."""
-        few = solution.at(places)
-        some = []
-        for _ in range(AGAIN_STARTS):
-            start = self._random(_AGAIN_NORM * solution.v.norm(dim=1))[places]
-            other = least_norm(
-                self._of(places),
-                self.chunk.target[places],
-                start,
-                self.scale[places],
-                accuracy=self.accuracy,
-            )
-            solved = (other.solved & few.solved)[:, None]
-            some.append(self.shifts(replace(few, v=torch.where(solved, other.v, few.v)), places))
+        norms = _AGAIN_NORM * solution.v.norm(dim=1)
+        start = torch.cat([self._random(norms)[places] for _ in range(AGAIN_STARTS)])
+        # Starts go together, as few pairs do not keep a processor busy, within a chunk's memory.
+        every = places.repeat(AGAIN_STARTS)
+        parts = torch.arange(len(every)).split(len(self.scale))
+        others = [self._least(every[part], start[part]) for part in parts]
+        v, solved = (
+            torch.cat([getattr(other, name) for other in others]) for name in ("v", "solved")
+        )
+        few, some = solution.at(places), []
+        for each, its in zip(v.split(len(places)), solved.split(len(places)), strict=True):
+            usable = (its & few.solved)[:, None]
+            some.append(self.shifts(replace(few, v=torch.where(usable, each, few.v)), places))
         return some
+
+    def _least(self, places: Tensor, start: Tensor, **options: bool) -> Solution:
+        """The solutions of some pairs from these starts."""
+        return least_norm(
+            self._of(places),
+            self.chunk.target[places],
+            start,
+            self.scale[places],
+            accuracy=self.accuracy,
+            **options,
+        )
 
     def shifts(self, solution: Solution, places: Tensor | None = None) -> list[Shifts]:
         """The solutions as shifts, with the losses of the model that they are put into."""

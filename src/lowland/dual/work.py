@@ -18,7 +18,7 @@ _PRODUCTS = 3 * LEADING  # until the leading directions are found, as a rule
 _SEEN, _REPLAYED = 2, 4
 # Evaluations of the equations of one pair until they are solved, as a rule, some of them from other
 # starts; and the share of one of these that is not for gradients, in passes.
-_EVALUATIONS, _ANSWERED = FLOW + TOWARDS + 8, 2
+_EVALUATIONS, _ANSWERED = FLOW + TOWARDS + 6, 2
 
 
 def split_work(

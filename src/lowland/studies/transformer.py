@@ -21,7 +21,9 @@ class Block(nn.Module):
             layer(seen).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        x = x + self.project(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        # Written out: torch's own attention cannot be trained for several networks at once.
+        attention = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)  # (n, heads, tokens, tokens)
+        x = x + self.project((attention @ v).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
