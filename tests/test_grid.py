@@ -154,7 +154,10 @@ WORDS = {
     "optimizer": st.sampled_from(["sgd", "sam", "asam", "rmsprop", "entropy_sgd", "my.own:make"]),
     "schedule": st.sampled_from(["constant", "cosine", "cyclical", "warm_restarts"]),
     "average": st.sampled_from(["swa", "ema"]),
-    "penalty": st.sampled_from(["squared", "norm"]),
+    "penalty": st.sampled_from(["squared", "norm", "global_norm"]),
+    "noise_kind": st.sampled_from(["replaced", "added"]),
+    "init": st.sampled_from(["xavier", "torch"]),
+    "dropout_layers": st.sampled_from(["hidden", "first"]),
     "basis": st.sampled_from(["hessian", "ggn", "fisher"]),
     "dual": st.sampled_from(["activity", "output"]),
     "rescalings": st.lists(st.sampled_from(["layers", "units", "norms", "split"]), unique=True),
@@ -322,7 +325,7 @@ IMPOSSIBLE = [
     ("layers", ["1", 3], "a list of different names", "['1', 3]"),
     ("layers", [""], "a list of different names", "['']"),
     ("measures", ["gap", "gap"], "a list of different names", "['gap', 'gap']"),
-    ("penalty", "l1", "one of squared, norm", "'l1'"),
+    ("penalty", "l1", "one of squared, norm, global_norm", "'l1'"),
     ("basis", "Hessian", "one of hessian, ggn, fisher", "'Hessian'; did you mean 'hessian'?"),
 ]
 

@@ -76,7 +76,8 @@ _FROM_1 = Values("from 1 up", lambda value: value >= 1)
 _FRACTION = Values("from 0 to 1", lambda value: 0 <= value <= 1)
 _BELOW_1 = Values("from 0 to below 1", lambda value: 0 <= value < 1)
 _DATA = _one_of(
-    *("mnist5k", "mnist", "fashion_mnist", "cifar10", "digits", "xor"),
+    *("mnist5k", "mnist", "mnist_demo", "mnist5k_demo"),
+    *("fashion_mnist", "cifar10", "digits", "xor"),
     other="pkg.module:factory that returns (train, test)",
     form=_importable,
 )
@@ -117,6 +118,15 @@ class Configuration:
     label_noise: float = field(
         default=0.0, metadata=_about("data", "share of training labels drawn at random", _FRACTION)
     )
+    noise_kind: str = field(
+        default="replaced",
+        metadata=_about(
+            "data",
+            "replaced: label_noise of the labels are random; added: so large a share of all are "
+            "samples beside the others, with wrong labels, which are only trained on",
+            _one_of("replaced", "added"),
+        ),
+    )
     data_seed: int = field(
         default=0, metadata=_about("data", "of the choice of samples and noisy labels", _FROM_0)
     )
@@ -125,8 +135,24 @@ class Configuration:
     init_scale: float = field(
         default=1.0, metadata=_about("network", "factor of the initial weights", _POSITIVE)
     )
+    init: str = field(
+        default="xavier",
+        metadata=_about(
+            "network",
+            "initial weights: xavier, uniform; torch, PyTorch's default",
+            _one_of("xavier", "torch"),
+        ),
+    )
     dropout: float = field(
         default=0.0, metadata=_about("network", "share of hidden units left out", _BELOW_1)
+    )
+    dropout_layers: str = field(
+        default="hidden",
+        metadata=_about(
+            "network",
+            "where units are left out: in all hidden layers, or the first",
+            _one_of("hidden", "first"),
+        ),
     )
     loss: str = field(default="cross_entropy", metadata=_about("training", "loss", _LOSS))
     optimizer: str = field(default="sgd", metadata=_about("training", "optimiser", _OPTIMIZER))
@@ -166,8 +192,9 @@ class Configuration:
         default="squared",
         metadata=_about(
             "training",
-            "squared: the sum of squared weights; norm: the sum of the norms of layers",
-            _one_of("squared", "norm"),
+            "squared: the sum of squared weights; norm: the sum of the norms of layers; "
+            "global_norm: the norm of all weights",
+            _one_of("squared", "norm", "global_norm"),
         ),
     )
     decay_epochs: int | None = field(
@@ -194,6 +221,12 @@ class Configuration:
     )
     stop_loss: float = field(
         default=5e-4, metadata=_about("training", "training loss at which to stop", _POSITIVE)
+    )
+    stop_accuracy: float = field(
+        default=0.0,
+        metadata=_about(
+            "training", "accuracy, as a mean of nine epochs, to reach before that", _BELOW_1
+        ),
     )
     max_epochs: int = field(
         default=1000, metadata=_about("training", "epochs after which to stop", _FROM_1)
