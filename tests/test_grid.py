@@ -160,6 +160,7 @@ WORDS = {
     "dropout_layers": st.sampled_from(["hidden", "first"]),
     "basis": st.sampled_from(["hessian", "ggn", "fisher"]),
     "dual": st.sampled_from(["activity", "output"]),
+    "details": st.lists(st.sampled_from(["leading_order", "reverse_pairs"]), unique=True),
     "rescalings": st.lists(st.sampled_from(["layers", "units", "norms", "split"]), unique=True),
 }
 SOME = {
@@ -213,6 +214,7 @@ def test_what_is_measured_does_not_decide_the_weights():
         "widths",
         "measures",
         "rescalings",
+        "details",
     }
     assert run.training() != Configuration(seed=6).training()
 
@@ -305,9 +307,9 @@ IMPOSSIBLE = [
     ("radius", 0.0, 'a number above 0 or "none"', "0.0"),
     (
         "rescalings",
-        ["units", "outputs"],
-        "a list of different names of layers, units, norms, split",
-        "['units', 'outputs']",
+        ["units", "inputs"],
+        "a list of different names of layers, units, norms, outputs, split",
+        "['units', 'inputs']",
     ),
     ("batch_size", 0, "a whole number from 1 up", "0"),
     ("batch_size", 25.0, "a whole number from 1 up", "25.0"),

@@ -11,9 +11,12 @@ from typing import Any, Self, get_args, get_origin
 
 from lowland.errors import InputError
 
-# The rescalings after which measures can be taken again, with the factor of each: the first three
+# The rescalings after which measures can be taken again, with the factor of each: the first four
 # multiply weights, the last puts a half of every layer beside the rest (Tsuzuku et al., Eq. 26-30).
-FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "split": 2.0}
+# All keep the function but "outputs", which keeps its decisions.
+FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "outputs": 10.0, "split": 2.0}
+# What a run can record beside the rest, for claims about single equations.
+DETAILS = ("leading_order", "reverse_pairs", "rescaled_gap", "algorithm_1")
 
 # Settings of these groups decide the trained weights; the others what is recorded of them.
 _TRAINING = ("data", "network", "training")
@@ -91,6 +94,7 @@ _LOSS = _one_of(
     other="pkg.module:function",
     form=_importable,
 )
+_DETAILS = Values(f"of {', '.join(DETAILS)}", lambda names: set(names) <= set(DETAILS))
 _RESCALINGS = Values(f"of {', '.join(FACTORS)}", lambda names: set(names) <= FACTORS.keys())
 _WITH_RADIUS = ("sam", "asam", "sam_on", "friendly_sam", "look_sam", "functional_sam")
 _OPTIMIZER = _one_of(
@@ -271,6 +275,12 @@ class Configuration:
             "rescalings of the weights, without a change of the function, after which the measures "
             "are computed again, in double precision; in sweeps only",
             _RESCALINGS,
+        ),
+    )
+    details: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "sweep", "equations of the papers that are recorded as well; in sweeps only", _DETAILS
         ),
     )
 
