@@ -97,7 +97,7 @@ _FIG4 = Study(
             *by_size("init_scale", "rises", ["4D", "4E", "4F"]),
         )
     ),
-    differences=("The decay is beta times the sum of the norms |w|, as in the authors' demo.",),
+    differences=("The decay is beta times the sum of the norms |w| of the layers.",),
 )
 
 
