@@ -261,7 +261,7 @@ def test_a_second_look_is_told_where_it_disagrees():
     assert agrees(runs) == larger_part("sharp", "gap")(runs)
     found = beside(larger_part("sharp", "gap"), between("gap", 0, 1), "the gap")(runs)
     assert found.verdict == "holds"
-    assert found.note.endswith("by the gap the verdict is 'does not hold' (effect 10)")
+    assert found.unit.endswith("; by the gap it does not hold (10)")
 
 
 def test_parts():

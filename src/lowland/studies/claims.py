@@ -309,13 +309,17 @@ def on(select: dict[str, Any] | Callable[[Runs], Runs], test: Test) -> Test:
 
 
 def beside(test: Test, other: Test, words: str) -> Test:
-    """The test; where another one, called ``words``, has another verdict, the note says so."""
+    """The test; where another one, called ``words``, has another verdict, the unit says so."""
 
     def both(runs: Runs) -> Finding:
         own, second = test(runs), other(runs)
         if own.verdict == second.verdict:
             return own
-        disagrees = f"by {words} the verdict is {second.verdict!r} (effect {second.effect:.3g})"
-        return dataclasses.replace(own, note=joined(own.note, disagrees))
+        disagrees = (
+            f"by {words} it {second.verdict}"
+            if second.verdict != "undecided"
+            else (f"by {words} it is undecided")
+        )
+        return dataclasses.replace(own, unit=f"{own.unit}; {disagrees} ({second.effect:.3g})")
 
     return both
