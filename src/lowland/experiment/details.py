@@ -62,12 +62,12 @@ def activity(subject: Subject, split: Decomposition) -> Numbers:
         return {}
     X, X_test = subject.train[0][: subject.judged], subject.test[0]
     before, after = (_seen(subject.model, layer, inputs) for inputs in (X, X_test))
-    if before.ndim != 2:  # a sample shows the layer several positions
-        return {}
+    if before.ndim != 2 or (len(before), len(after)) != (len(X), len(X_test)):
+        return {}  # a sample shows the layer several positions, or it is used several times
     places = torch.from_numpy(split.per_pair.train), torch.from_numpy(split.per_pair.test)
     x, shifted = before[places[0]], after[places[1]]
     squares = x.square().sum(1)
-    least = ((shifted - x) @ layer.weight.detach().double().T).square().sum(1) / squares
+    least = ((shifted - x) @ layer.weight.detach().double().cpu().T).square().sum(1) / squares
     lengths = torch.from_numpy(split.per_pair.size)
     worst = float((lengths - least).abs().max() / least.max()) if len(least) else 0.0
     numbers = {
@@ -203,7 +203,7 @@ def _eq61(problem: Problem, weights: dict[str, Tensor]) -> Tensor:
     draws = []
     for _ in range(_DRAWS):
         noise = {
-            name: torch.randn(w.shape, generator=generator, dtype=w.dtype)
+            name: torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device)
             for name, w in weights.items()
         }
         pairs = zip(gradients(1, noise), gradients(-1, noise), weights, strict=True)
