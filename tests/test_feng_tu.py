@@ -120,7 +120,7 @@ def test_no_row_that_no_paper_states_and_one_count_for_what_is_said_twice():
     for text in texts:
         assert not any(w in text for w in ("every setting", "50 sharpest", "training error is 0"))
     assert texts["Eq. 11 and the gap are one line."] == "restated"
-    assert texts["It does so where s alone varies."] == "restated"
+    assert texts["The trace goes with T_g where s alone varies."] == "restated"
     assert texts["sigma_g falls with N in all directions."] == "claim"
 
 

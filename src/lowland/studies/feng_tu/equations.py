@@ -200,7 +200,7 @@ _EQUATIONS = study_of(
         ),
         *_CHECKS,
         Claim(
-            "The sharp share of the gap is then the same, within 20 %.",
+            "With pairs the other way round the sharp share is the same, within 20 %.",
             "the summary pairs this way round",
             _one(reverse_share, 0.2),
             "ours",

@@ -94,7 +94,7 @@ _FIG2 = study_of(
             for claim in claims_on(
                 _alone(key),
                 (
-                    f"It does so where {LETTERS[key]} alone varies.",
+                    f"The trace goes with T_g where {LETTERS[key]} alone varies.",
                     "2A, inset: highly correlated",
                     correlated("total_g", trace),
                 ),
