@@ -16,7 +16,7 @@ import numpy as np
 from lowland.studies.claims import between, correlated, on, rises, stronger, weaker
 from lowland.studies.evidence import Runs
 from lowland.studies.panels import Panel, Scatter
-from lowland.studies.study import Claim, Study
+from lowland.studies.study import Claim, Reading, Study
 from lowland.sweep.grid import Grid
 
 SHARPNESS, TRACE = "normalized_sharpness", "trace"
@@ -30,6 +30,7 @@ _ADAM: dict[str, Any] = {
 }
 FEW: dict[str, Any] = {"batch_size": 32, "max_epochs": 500}  # of some hundred or thousand images
 NETWORKS = "lowland.studies.residual"
+_NEVER = 1e-12  # a training loss that is not reached
 
 
 def realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
@@ -54,6 +55,8 @@ class Task:
     full: Grid
     quick: Grid
     paper: Grid  # for a GPU
+    fixed: Grid  # trained for so many epochs as the paper does, whatever the loss
+    fixed_quick: Grid
 
 
 def _task(
@@ -61,9 +64,11 @@ def _task(
     place: str,
     sizes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
     seeds: tuple[int, int],
+    epochs: int,
     **keys: Any,
 ) -> Task:
     full, quick, paper = ({**keys, **own} for own in sizes)
+    fixed = {"stop_loss": _NEVER, "max_epochs": epochs}
     return Task(
         words,
         place,
@@ -71,6 +76,8 @@ def _task(
         realisations(seeds[0], _NOISES, **{**FEW, **full}),
         realisations(seeds[1], [0.0, 0.5, 1.0], **{**FEW, **quick, "stop_loss": 0.05}),
         realisations(9, _NOISES, batch_size=128, max_epochs=1000, **paper),
+        realisations(seeds[0], _NOISES, **{**FEW, **full, **fixed}),
+        realisations(seeds[1], [0.0, 0.5, 1.0], **{**FEW, **quick, **fixed}),
     )
 
 
@@ -83,6 +90,7 @@ MLP = _task(
         {"data": "mnist", "network": "784-1024-1024-1024-10"},
     ),
     (9, 4),
+    50,
     network="784-128-128-128-10",
     bias=True,
 )
@@ -95,6 +103,7 @@ LENET = _task(
         {"data": "mnist"},
     ),
     (5, 2),
+    50,
     network="lenet",
     bias=True,
 )
@@ -102,7 +111,8 @@ LENET_CIFAR = _task(
     "LeNet on CIFAR-10",
     "bottom left",
     ({"per_class": 200, "test_per_class": 200}, {"per_class": 10, "test_per_class": 50}, {}),
-    (3, 2),
+    (9, 2),
+    100,
     data="cifar10",
     network="lenet",
     bias=True,
@@ -115,7 +125,8 @@ RESNET = _task(
         {"per_class": 5, "test_per_class": 50, "batch_size": 20},
         {"network": f"{NETWORKS}:wrn_16_4"},
     ),
-    (3, 2),
+    (9, 2),
+    200,
     data="cifar10",
     network=f"{NETWORKS}:wrn_10_1",
 )
@@ -199,9 +210,15 @@ _FIG4 = (*(claim for task in TASKS for claim in _without_normalization(task)), _
 _PANELS3 = tuple(_scatter(task, SHARPNESS, "normalized sharpness") for task in TASKS)
 _PANELS4 = tuple(_scatter(task, TRACE, "trace of the Hessian") for task in TASKS)
 
-_SAME = (
+_STOPPED = (
     "Training stops when the training loss is below 0.01 (0.05 in the quick version), so that all "
     "networks fit their labels equally well; the paper trains for 50, 100 or 200 epochs.",
+)
+_FIXED = (
+    "Training takes 50 epochs (MNIST), 100 (LeNet on CIFAR-10) or 200 (Wide ResNet), as in the "
+    "paper, but of fewer images: that is fewer steps.",
+)
+_SAME = (
     "The diagonal of the Hessian is exact; the paper estimates it from differences of gradients "
     "(Eq. 61). BatchNorm is in evaluation mode, of which the paper says nothing.",
     "Every ratio of random labels occurs equally often; the paper draws it at random.",
@@ -209,14 +226,23 @@ _SAME = (
 )
 _RESNET_SIZE = (
     "A Wide ResNet 10-1 (77,850 parameters) on 500 images stands for the 16-4 (2.7 million) on "
-    "50,000: see tsuzuku:paper. 33 networks in place of 100; batches of 50 in place of 128.",
+    "50,000: see tsuzuku:paper. 99 networks in place of 100; batches of 50 in place of 128.",
 )
 _SIZES = (
     "The networks learn from fewer images: 2,000 (MLP, 99 networks), 1,000 (LeNet on MNIST, 55) "
-    "and 2,000 (LeNet on CIFAR-10, 33) in place of 60,000 and 50,000 (100 networks each), with "
+    "and 2,000 (LeNet on CIFAR-10, 99) in place of 60,000 and 50,000 (100 networks each), with "
     "batches of 32 in place of 128, and are tested on 2,000.",
     "The paper does not give the sizes of its MLP; this one has three hidden layers of 128.",
 )
+
+_TO_A_LOSS, _FOR_EPOCHS = "to one loss", "for fixed epochs"
+
+
+def _for_epochs(grid: Grid, quick: Grid, *differences: str) -> Reading:
+    """The reading in which networks are trained as long as the paper does, whatever their loss."""
+    told = (*_FIXED, *differences, *_SAME)
+    return Reading(_FOR_EPOCHS, grid, quick, told, suffix="-epochs", at_limit=True)
+
 
 FIGURE1 = Study(
     name="tsuzuku:fig1",
@@ -231,7 +257,9 @@ FIGURE1 = Study(
         replace(claim, kind="check" if claim.kind == "check" else "restated")  # Fig. 3 and 4
         for claim in (_fitted(RESNET), *_without_normalization(RESNET), *_distinguished(RESNET))
     ),
-    differences=(*_RESNET_SIZE, *_SAME),
+    differences=(*_STOPPED, *_RESNET_SIZE, *_SAME),
+    reading=_TO_A_LOSS,
+    others=(_for_epochs(RESNET.fixed, RESNET.fixed_quick, *_RESNET_SIZE),),
 )
 FIGURE3 = Study(
     name="tsuzuku:fig3",
@@ -240,7 +268,9 @@ FIGURE3 = Study(
     quick=_all("quick"),
     panels=_PANELS3,
     claims=_FIG3,
-    differences=(*_SIZES, *_RESNET_SIZE, *_SAME),
+    differences=(*_STOPPED, *_SIZES, *_RESNET_SIZE, *_SAME),
+    reading=_TO_A_LOSS,
+    others=(_for_epochs(_all("fixed"), _all("fixed_quick"), *_SIZES, *_RESNET_SIZE),),
 )
 FIGURE4 = Study(
     name="tsuzuku:fig4",
@@ -249,7 +279,9 @@ FIGURE4 = Study(
     quick=_all("quick"),
     panels=_PANELS4,
     claims=_FIG4,
-    differences=(*_SIZES, *_RESNET_SIZE, *_SAME),
+    differences=(*_STOPPED, *_SIZES, *_RESNET_SIZE, *_SAME),
+    reading=_TO_A_LOSS,
+    others=(_for_epochs(_all("fixed"), _all("fixed_quick"), *_SIZES, *_RESNET_SIZE),),
 )
 
 PAPER = Study(
@@ -262,6 +294,7 @@ PAPER = Study(
     differences=(
         "The paper does not give the sizes of its MLP; this one has three hidden layers of 1,024.",
         "99 networks of each kind in place of 100.",
+        *_STOPPED,
         *_SAME,
     ),
 )
