@@ -10,6 +10,7 @@ from scipy import stats
 from lowland.errors import InputError
 from lowland.studies.claims import (
     at_least,
+    beside,
     between,
     correlated,
     falls,
@@ -17,13 +18,16 @@ from lowland.studies.claims import (
     larger_part,
     not_monotone,
     on,
-    proportional,
+    part_between,
     rises,
     rises_most,
+    rises_slightly,
     smaller_part,
     stronger,
     unchanged,
+    weaker,
 )
+from lowland.studies.directions import falls_everywhere, proportional, rises_everywhere
 from lowland.studies.evidence import Runs
 
 RATES = (0.01, 0.02, 0.05, 0.1)
@@ -89,7 +93,7 @@ def test_most_of_a_change_is_where_it_is_larger_and_goes_the_right_way():
     for change in (-1, 1):
         found = falls_most("gap", other(change), "batch_size", of="gap")(runs)
         assert found.effect == pytest.approx(((2 - 1) + (4 - 1)) / 2 / 5)
-        assert found.unit.startswith("of the mean gap, by which gap falls more with batch_size")
+        assert found.unit == "of gap: how much more gap falls than it changes"
     assert falls_most("gap", other(-30), "batch_size", of="gap")(runs).verdict == "does not hold"
     # A rise is no fall, however small the other's change is; it was once taken for one.
     assert falls_most(other(30), "gap", "batch_size", of="gap")(runs).effect < 0
@@ -156,6 +160,30 @@ def test_unchanged_looks_at_every_value():
     assert found.effect == pytest.approx(-1.3 / 3.5)
 
 
+def test_unchanged_is_a_plain_equivalence_test_at_its_level():
+    """With a true change on the margin at every value it holds in no more than 2.5 of 100 trials.
+
+    No value needs a better interval because there are others: it holds where each does.
+    """
+    rng = np.random.default_rng(11)
+    trials, held = 600, 0
+    for _ in range(trials):
+        y = np.array([5.0, 6.0]) + rng.normal(0, 0.1, (8, 2))
+        held += unchanged("gap", "learning_rate", 0.2 / 1.1)(measured(y, (0.1, 0.2))).verdict == (
+            "holds"
+        )
+    assert rate_is(held, trials, 0.025)
+    # Intervals of 95 % that lie inside suffice, however many values there are.
+    wobble = np.linspace(-1, 1, 5)
+    y = np.stack([1 + 0 * wobble, *(1 + 0.1 * wobble for _ in range(6))], axis=1)
+    found = unchanged("gap", "learning_rate", 0.1)(measured(y, range(1, 8)))
+    reach = 2.776445 * 0.1 * wobble.std(ddof=1) / math.sqrt(5)
+    assert (found.low, found.high) == pytest.approx((-reach, reach), rel=1e-6)
+    assert reach < 0.1
+    assert found.verdict == "holds"
+    assert (found.bottom, found.top, found.percent) == (-0.1, 0.1, True)
+
+
 def test_a_flat_column_is_seldom_called_changed():
     rng = np.random.default_rng(8)
     test = unchanged("gap", "learning_rate", within=0.0)
@@ -184,6 +212,58 @@ def test_a_flat_column_is_seldom_called_not_monotone():
     assert verdicts.count("holds") <= stats.binom.ppf(0.9995, 400, 0.05)
 
 
+def test_a_slight_rise_is_bounded_from_above():
+    wobble = np.linspace(-0.01, 0.01, 5)[:, None] * [1, -1]
+    for ends, verdict in {
+        (1, 1.1): "holds",
+        (1, 1.5): "does not hold",
+        (1.1, 1): "does not hold",
+        (1, 1.001): "undecided",
+    }.items():
+        found = rises_slightly("gap", "learning_rate")(measured(wobble + ends, (0.1, 0.2)))
+        assert found.verdict == verdict
+        assert (found.bottom, found.top) == (0.0, 0.2)
+
+
+def directions(y, keys=RATES):
+    """Runs with an array (seeds, keys, n), and the function that reads it."""
+    runs = measured(np.asarray(y)[..., 0], keys)
+    flat = np.asarray(y).reshape(len(runs), -1)
+    places = {(row["seed"], row["learning_rate"]): i for i, row in enumerate(runs.rows)}
+
+    def array(some):
+        return flat[[places[row["seed"], row["learning_rate"]] for row in some.rows]]
+
+    return runs, array
+
+
+def test_everywhere_is_in_every_direction():
+    """One direction that goes the other way refutes it; the mean over directions does not show."""
+    rng = np.random.default_rng(12)
+    trend = np.linspace(1, 2, 4)[None, :, None] * np.ones((6, 1, 40))
+    runs, array = directions(trend + rng.normal(0, 0.01, trend.shape))
+    found = rises_everywhere(array, "learning_rate")(runs)
+    assert (found.verdict, "40 of 40 directions rise" in found.note) == ("holds", True)
+    assert falls_everywhere(array, "learning_rate")(runs).verdict == "does not hold"
+    trend[..., 7] = trend[:, ::-1, 7]
+    runs, array = directions(trend + rng.normal(0, 0.01, trend.shape))
+    found = rises_everywhere(array, "learning_rate")(runs)
+    assert found.verdict == "does not hold"
+    assert "39 of 40 directions rise; least at n = 8" in found.note
+    trend[..., 7] = 1.5
+    runs, array = directions(trend + rng.normal(0, 0.01, trend.shape))
+    assert rises_everywhere(array, "learning_rate")(runs).verdict == "undecided"
+
+
+def test_a_second_look_is_told_where_it_disagrees():
+    runs = listed(sharp=[6, 6.1, 5.9], gap=[10, 10, 10])
+    agrees = beside(larger_part("sharp", "gap"), between("gap", 9, 11), "the gap")
+    assert agrees(runs) == larger_part("sharp", "gap")(runs)
+    found = beside(larger_part("sharp", "gap"), between("gap", 0, 1), "the gap")(runs)
+    assert found.verdict == "holds"
+    assert found.unit.endswith("; by the gap it does not hold (10)")
+
+
 def test_parts():
     runs = listed(sharp=[6, 6.1, 5.9], gap=[10, 10, 10])
     assert larger_part("sharp", "gap")(runs).verdict == "holds"
@@ -192,6 +272,8 @@ def test_parts():
     assert smaller_part("sharp", "gap", 0.8)(runs).verdict == "holds"
     assert smaller_part("sharp", "gap", 0.5)(runs).verdict == "does not hold"
     assert smaller_part("sharp", "gap", 0.601)(runs).verdict == "undecided"
+    assert part_between("sharp", "gap", 0.5, 0.7)(runs).verdict == "holds"
+    assert part_between("sharp", "gap", 0.7, 0.9)(runs).verdict == "does not hold"
     negative = listed(sharp=[50, 51, 49], gap=[-10, -10, -10])  # in size, whatever the sign
     assert smaller_part("sharp", "gap", 0.1)(negative).verdict == "does not hold"
 
@@ -296,6 +378,28 @@ def test_stronger():
     assert (same.effect, same.verdict) == (0, "undecided")
 
 
+def test_stronger_and_weaker_go_by_the_size_of_a_correlation():
+    """A column that goes against the other is no weaker signal for that; it was once taken so."""
+    rng = np.random.default_rng(13)
+    y, e1, e2 = rng.normal(size=(3, 60))
+    runs = listed(near=0.6 * y + 0.8 * e1, against=-0.99 * y + 0.1 * e2, y=y)
+    found = stronger("near", "against", "y")(runs)
+    assert found.verdict == "does not hold"
+    expected = abs(stats.pearsonr(runs.column("near"), y)[0])
+    expected -= abs(stats.pearsonr(runs.column("against"), y)[0])
+    assert found.effect == pytest.approx(expected)
+    assert "against -0.9" in found.note
+    kinds = table(
+        *({"seed": i, "kind": 0, "x": -a, "y": a} for i, a in enumerate(y)),
+        *(
+            {"seed": i, "kind": 1, "x": a + 2 * b, "y": a}
+            for i, (a, b) in enumerate(zip(y, e1, strict=True))
+        ),
+    )
+    assert weaker("x", "y", {"kind": 0}, [{"kind": 1}])(kinds).verdict == "does not hold"
+    assert weaker("x", "y", {"kind": 1}, [{"kind": 0}])(kinds).verdict == "holds"
+
+
 @pytest.mark.parametrize(
     ("power", "verdict"),
     [(1, "holds"), (1.15, "holds"), (0.5, "does not hold"), (2, "does not hold")],
@@ -351,6 +455,19 @@ def test_missing_runs_are_left_out_in_pairs_and_said():
     assert (found.effect, found.low) == (same.effect, same.low)
 
 
+def test_a_seed_keeps_what_it_has_where_another_of_its_runs_failed():
+    """By hand: its line goes through the runs that are there, over the same range."""
+    y = np.array([[3.0, 2, 1], [3.2, 2.1, 1], [3.1, 2.05, np.nan]])
+    found = falls("gap", "batch_size")(measured(y, (1, 10, 100), "batch_size"))
+    assert found.note == "without batch_size 100 of seed 2; 3 seeds"
+    lines = np.array([-2.0, -2.2, 2 * (2.05 - 3.1)])
+    size = (np.mean([3, 3.2, 3.1]) + np.mean([2, 2.1, 2.05]) + 1) / 3
+    assert found.effect == pytest.approx(lines.mean() / size)
+    found = unchanged("gap", "batch_size", within=3)(measured(y, (1, 10, 100), "batch_size"))
+    assert found.effect == pytest.approx(np.mean([-2, -2.2]) / size)
+    assert found.verdict == "holds"
+
+
 TESTS = [
     falls("gap", "seed"),
     unchanged("gap", "seed"),
@@ -361,6 +478,7 @@ TESTS = [
     correlated("gap", "gap"),
     stronger("gap", "gap", "gap"),
     proportional("duality/c", "duality/c"),
+    rises_everywhere("duality/c", "seed"),
 ]
 
 

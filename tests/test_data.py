@@ -604,7 +604,9 @@ def test_label_noise_count_is_exact_in_the_function_itself():
 
 
 def test_names_are_the_sets_there_are():
-    assert set(names()) == {"mnist", "mnist5k", "digits", "cifar10", "fashion_mnist", "xor"}
+    demo = {"mnist_demo", "mnist5k_demo"}
+    others = {"mnist", "mnist5k", "digits", "cifar10", "fashion_mnist", "xor"}
+    assert set(names()) == others | demo
 
 
 @pytest.mark.parametrize(

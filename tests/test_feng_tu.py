@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,24 +26,30 @@ by_name = pytest.mark.parametrize("study", STUDIES, ids=NAMES)
 
 def test_every_figure_has_a_study():
     assert [
-        *("fig2", "fig3", "fig4", "fig4-norm", "figS1", "figS2", "figS3", "figS4", "figS5"),
-        *("figS6", "figS7", "figS8", "figS9", "figS9-norm", "figS10", "figS11"),
+        *("fig2", "fig3", "fig4", "figS1", "figS2", "figS3", "figS4", "figS5", "figS6", "figS7"),
+        *("figS8", "figS9", "figS10", "figS11", "equations", "rates"),
     ] == NAMES
     panels = [len(study.panels) for study in STUDIES]
-    assert panels == [3, 6, 6, 4, 2, 7, 2, 1, 2, 3, 8, 9, 9, 9, 6, 3]
+    assert panels == [3, 6, 6, 2, 7, 2, 2, 2, 3, 8, 9, 9, 6, 3, 6, 1]
 
 
 @by_name
 def test_grids(study):
-    assert {run.seed for run in study.grid} == set(range(10))
-    assert len({run.seed for run in study.quick}) >= 3
-    assert len(study.quick) <= 64
-    for grid in (study.grid, study.quick):
-        # What is not decayed has no penalty: it would be trained twice otherwise.
-        assert all(run.penalty == "squared" for run in grid if not run.decay)
+    for reading in study.readings:
+        assert {run.seed for run in reading.grid} == set(range(10))
+        assert len({run.seed for run in reading.quick}) >= 3
+        assert len(reading.quick) <= 64
+        for grid in (reading.grid, reading.quick):
+            # What is not decayed has no penalty: it would be trained twice otherwise.
+            assert all(run.penalty == "squared" for run in grid if not run.decay)
+    names = [reading.name for reading in study.readings]
+    both = ["as printed", "as in the demo"]
+    assert names == (both if study.name != "feng-tu:figS10" else both[:1])
     texts = [claim.text for claim in study.claims]
     assert len(set(texts)) == len(texts)
-    assert all(claim.paper.startswith("Fig. ") for claim in study.claims)
+    if study.name.startswith("feng-tu:fig"):
+        figures = [claim.paper for claim in study.claims if claim.kind != "ours"]
+        assert all(paper.startswith("Fig. ") for paper in figures)
 
 
 def test_the_paper_s_settings():
@@ -58,11 +65,63 @@ def test_the_paper_s_settings():
     assert {(run.data, run.stop_loss) for run in grids["figS10"]} == {("cifar10", 1e-3)}
 
 
+def test_the_demo_s_settings():
+    """As its public source has them: model_config.py, data.py, models.py, utils.py."""
+    grids = {
+        study.name.partition(":")[2]: study.others[0].grid for study in STUDIES if study.others
+    }
+    every = [run for grid in grids.values() for run in grid]
+    assert {run.data for run in every} <= {"mnist_demo", "mnist5k_demo"}
+    same = [("torch", "first", "added", 1e-3, 0.99, 1000)]
+    assert same == list(
+        {
+            (r.init, r.dropout_layers, r.noise_kind, r.stop_loss, r.stop_accuracy, r.max_epochs)
+            for r in every
+        }
+    )
+    assert {run.penalty for run in every if run.decay} == {"global_norm"}
+    assert {run.init_scale for run in grids["fig4"]} == {1, 2, 4, 5, 6, 7}
+    assert {run.label_noise for run in grids["figS7"]} == {0, 0.091, 0.13, 0.167, 0.2}
+    assert {run.decay for run in grids["fig4"]} == {0, 0.005, 0.01, 0.02}
+    assert all(reading.at_limit for study in STUDIES for reading in study.others)
+
+
+def test_embedded_images_stand_in_where_there_is_no_mnist(tmp_path):
+    code = (
+        "from lowland.studies import find; (s,) = find('feng-tu:figS7'); r = s.others[0]; "
+        "print({run.data for run in r.grid}, {run.per_class for run in r.grid}, r.differences[-1])"
+    )
+    out = {}
+    for folder in (tmp_path / "none", tmp_path / "some"):
+        if folder.name == "some":
+            (folder / "MNIST" / "raw").mkdir(parents=True)
+            (folder / "MNIST" / "raw" / "train-images-idx3-ubyte.gz").touch()
+        env = {**os.environ, "LOWLAND_DATA": str(folder)}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+        out[folder.name] = done.stdout
+    assert "{'mnist5k_demo'}" in out["none"]
+    assert "held no MNIST" in out["none"]
+    assert "320" in out["none"]
+    assert "{'mnist_demo'}" in out["some"]
+    assert "The images are MNIST" in out["some"]
+
+
 def test_studies_share_their_runs():
     every = Grid._of(run for study in STUDIES for run in study.grid)
     assert len(every) < 0.5 * sum(len(study.grid) for study in STUDIES)
     trained = {tuple(map(repr, run.training().values())) for run in every}
-    assert len(trained) == len(every) - 80 - 50  # analysed again: Fig. 3 for S11 and S4
+    # Analysed again: Fig. 3 for S11 and S4, and the plain run for the equations.
+    assert len(trained) == len(every) - 80 - 50 - 10
+
+
+def test_no_row_that_no_paper_states_and_one_count_for_what_is_said_twice():
+    texts = {claim.text: claim.kind for study in STUDIES for claim in study.claims}
+    for text in texts:
+        assert not any(w in text for w in ("every setting", "50 sharpest", "training error is 0"))
+    assert texts["Eq. 11 and the gap are one line."] == "restated"
+    assert texts["The trace goes with T_g where s alone varies."] == "restated"
+    assert texts["sigma_g falls with N in all directions."] == "claim"
 
 
 def test_the_issue_s_claims_are_there():
@@ -94,7 +153,7 @@ def test_the_issue_s_claims_are_there():
         "figS5": ("more strongly in the flat directions",),
         "figS6": ("sharp part of the gap falls", "flat part of the gap rises", "not monotone"),
         "figS7": (
-            *("sigma_g falls with N in the flat", "sigma_w, rises with N", "c_n falls with N"),
+            *("sigma_g falls with N in all", "sigma_w, rises slightly with N", "c_n falls with N"),
             *("continuous", "most of the gap is in the flat part", "sigma_w, rises with rho"),
             "c_n rises with rho",
         ),
@@ -158,6 +217,10 @@ class World:
             "contribution": c * g * w,
             "mu_g": mean * g,
             "mu_w": -mean * w,
+            "gradient_square": 1 / g**3 if self.spoiled else g**2,
+            "finite": c * g * w,
+            "alone": c * g * w,
+            "linear": c * g * w,
             "eigenvalue": 1 / g**2 if self.spoiled else 1.6 * g**2,
             "flatness": np.where(n % 3, wild / g, np.nan),
         }
@@ -175,7 +238,7 @@ class World:
             yield ("w flat",), 1 + 5 * run.dropout
         yield ("w flat",), 1 - 20 * run.decay
         yield ("w flat",), run.init_scale ** (2.0 if self.spoiled else 0.5)
-        if run.data == "mnist":
+        if run.data in ("mnist", "mnist_demo") and run.per_class is not None:
             yield both, (run.per_class / 400) ** -0.3
             yield sizes, (run.per_class / 400) ** 0.05
             yield ("c",), (run.per_class / 400) ** -0.1
@@ -190,7 +253,28 @@ class World:
         chance = np.random.default_rng([run.seed, *str(run).encode()])
         eq11, total_w = of["contribution"].sum(), (of["sigma_w"] ** 2).sum()
         sharp = of["contribution"][SHARP].sum()
+        variance = (of["sigma_g"] ** 2)[SHARP].sum()
+        noise = run.learning_rate / run.batch_size / (0.1 / 25)
+        off, twice = (0.5, 2.0) if self.spoiled else (1e-6, 1.0)  # where all should be 0 or 1
+        after = {"eq9": eq11, "eq11": eq11, "sharp": sharp, "total_g": 1.0, "total_w_data": 1.0}
+        after |= {"norm": 1.0, "trace": 1.0}
+        p = 10.0
+        layers = {**after, "norm": p, "trace": twice / p**2, "total_g": twice / p**2}
+        layers |= {"total_w_data": twice * p**2, "eq11": twice * eq11}
+        units = {**after, "eq9": twice * eq11, "sharp": twice * sharp}
         return {
+            **{f"after.as_trained.{name}": value for name, value in after.items()},
+            **{f"after.layers.{name}": value for name, value in layers.items()},
+            **{f"after.units.{name}": value for name, value in units.items()},
+            "reverse.eq11": 300 / eq11 if self.spoiled else eq11,
+            "reverse.sharp": 10 * sharp if self.spoiled else sharp,
+            **dict.fromkeys(("loss_defect", "duality_residual", "eq6_residual"), off),
+            **dict.fromkeys(("eq9", "eq13", "eq16", "eq17"), eq11),
+            "total_w": twice * total_w,
+            "active": 0.5 * noise ** (-0.1 * self.sign),
+            "relative_shift": 0.2 * noise ** (0.1 * self.sign),
+            "loss_after_decay": 0.01 if self.spoiled else 0.3,
+            "norm_growth": 1 + 10 * run.decay * self.sign,
             "eq11": eq11,
             "sharp": sharp,
             "flat": eq11 - sharp,
@@ -198,21 +282,23 @@ class World:
             "gap": 100 / eq11 if self.spoiled else 1.002 * eq11,
             "test_error": chance.uniform() if self.spoiled else 0.1 * eq11,
             "train_error": 0.01 if self.spoiled else 0.0,
-            "total_g": (of["sigma_g"] ** 2).sum(),
+            "total_g": (20.0 if self.spoiled else 2.0) * variance,
             "total_w_data": total_w,
             "layer_norm": 10 / total_w if self.spoiled else 10 * total_w,
             "learning_rate_over_batch": run.learning_rate / run.batch_size,
         }
 
-    def runs(self, study, folder) -> Runs:
-        """Four realisations of a study, as a sweep would keep them."""
+    def runs(self, grid, folder) -> Runs:
+        """Four realisations of a grid, as a sweep would keep them."""
         rows = []
-        for run in study.grid:
+        for run in grid:
             if run.seed > 3:
                 continue
             settings = run.to_dict().items()  # lists are text in a table
             row = {k: json.dumps(v) if isinstance(v, list) else v for k, v in settings}
             row["key"], arrays = key(run), {}
+            reached = run.learning_rate <= 0.1 or self.spoiled
+            row |= {"status": "done", "converged": reached}
             for depth, layer in enumerate(run.layers or ("3",)):
                 found = self.numbers(run, depth)
                 prefix, colon = (f"layers/{layer}/", f"{layer}:") if depth else ("duality/", "")
@@ -227,17 +313,23 @@ class World:
 
 # Sentences about the direction of an effect: of a setting, of random labels, of depth.
 DIRECTION = re.compile(
-    r"(falls|rises) (with|more strongly)|More of (the change|the fall|that rise)"
-    r"|^With .* most of the gap|(flatter|larger) in hidden layer"
+    r"(falls|rises) (with|slightly|more strongly)|More of (the change|the fall|that rise)"
+    r"|^With .* most of the gap|(flatter|larger) in hidden layer|^As .* grows|^The larger beta"
 )
 
 
-@by_name
-def test_claims_hold_where_they_are_true_and_only_there(study, tmp_path):
+readings = pytest.mark.parametrize(
+    ("study", "grid"),
+    [(study, reading.grid) for study in STUDIES for reading in study.readings],
+    ids=[f"{study.file}{reading.suffix}" for study in STUDIES for reading in study.readings],
+)
+
+
+@readings
+def test_claims_hold_where_they_are_true_and_only_there(study, grid, tmp_path):
     """Each is refuted, and not merely left open, in the world that contradicts it."""
-    runs = {
-        kind: World(kind).runs(study, tmp_path / kind) for kind in ("paper", "reversed", "spoiled")
-    }
+    kinds = ("paper", "reversed", "spoiled")
+    runs = {kind: World(kind).runs(grid, tmp_path / kind) for kind in kinds}
     for claim in study.claims:
         verdicts = {kind: claim.test(runs[kind]).verdict for kind in runs}
         if DIRECTION.search(claim.text):
@@ -247,9 +339,9 @@ def test_claims_hold_where_they_are_true_and_only_there(study, tmp_path):
         assert {kind: verdicts[kind] for kind in expected} == expected, claim.text
 
 
-@by_name
-def test_every_panel_shows_numbers(study, tmp_path):
-    runs = World("paper").runs(study, tmp_path)
+@readings
+def test_every_panel_shows_numbers(study, grid, tmp_path):
+    runs = World("paper").runs(grid, tmp_path)
     for panel in study.panels:
         curves = panel.curves(runs)
         assert curves
@@ -265,9 +357,9 @@ def test_a_study_on_real_runs(tmp_path):
         for run in study.quick
         if run.seed < 2 and run.batch_size < 400
     ]
-    study = dataclasses.replace(study, quick=Grid._of(small), panels=study.panels[3:6])
+    study = dataclasses.replace(study, quick=Grid._of(small), panels=study.panels[3:6], others=())
     outcome = reproduce(study, tmp_path, quick=True, executor="serial")
     assert len(outcome.claims) == len(study.claims)
-    assert all(np.isfinite(judged.finding.effect) for judged in outcome.claims)
+    assert all(np.isfinite(judged.findings[0].effect) for judged in outcome.claims)
     runs = Runs.of(tmp_path, study.quick)
     assert np.isfinite(runs.column("layer_norm")).all()  # for Fig. 2B

@@ -154,9 +154,13 @@ WORDS = {
     "optimizer": st.sampled_from(["sgd", "sam", "asam", "rmsprop", "entropy_sgd", "my.own:make"]),
     "schedule": st.sampled_from(["constant", "cosine", "cyclical", "warm_restarts"]),
     "average": st.sampled_from(["swa", "ema"]),
-    "penalty": st.sampled_from(["squared", "norm"]),
+    "penalty": st.sampled_from(["squared", "norm", "global_norm"]),
+    "noise_kind": st.sampled_from(["replaced", "added"]),
+    "init": st.sampled_from(["xavier", "torch"]),
+    "dropout_layers": st.sampled_from(["hidden", "first"]),
     "basis": st.sampled_from(["hessian", "ggn", "fisher"]),
     "dual": st.sampled_from(["activity", "output"]),
+    "details": st.lists(st.sampled_from(["leading_order", "reverse_pairs"]), unique=True),
     "rescalings": st.lists(st.sampled_from(["layers", "units", "norms", "split"]), unique=True),
 }
 SOME = {
@@ -210,6 +214,7 @@ def test_what_is_measured_does_not_decide_the_weights():
         "widths",
         "measures",
         "rescalings",
+        "details",
     }
     assert run.training() != Configuration(seed=6).training()
 
@@ -302,9 +307,9 @@ IMPOSSIBLE = [
     ("radius", 0.0, 'a number above 0 or "none"', "0.0"),
     (
         "rescalings",
-        ["units", "outputs"],
-        "a list of different names of layers, units, norms, split",
-        "['units', 'outputs']",
+        ["units", "inputs"],
+        "a list of different names of layers, units, norms, outputs, split",
+        "['units', 'inputs']",
     ),
     ("batch_size", 0, "a whole number from 1 up", "0"),
     ("batch_size", 25.0, "a whole number from 1 up", "25.0"),
@@ -322,7 +327,7 @@ IMPOSSIBLE = [
     ("layers", ["1", 3], "a list of different names", "['1', 3]"),
     ("layers", [""], "a list of different names", "['']"),
     ("measures", ["gap", "gap"], "a list of different names", "['gap', 'gap']"),
-    ("penalty", "l1", "one of squared, norm", "'l1'"),
+    ("penalty", "l1", "one of squared, norm, global_norm", "'l1'"),
     ("basis", "Hessian", "one of hessian, ggn, fisher", "'Hessian'; did you mean 'hessian'?"),
 ]
 

@@ -19,7 +19,7 @@ def test_without_a_name_the_studies_are_listed(tmp_path):
         assert name in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
     rows = json.loads(run("reproduce", "--json", cwd=tmp_path).out)
-    assert {"name": "feng-tu:fig3", "runs": 80}.items() <= {r["name"]: r for r in rows}[
+    assert {"name": "feng-tu:fig3", "runs": 160}.items() <= {r["name"]: r for r in rows}[
         "feng-tu:fig3"
     ].items()
     assert entries(tmp_path) == set()

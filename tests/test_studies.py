@@ -21,17 +21,18 @@ from lowland.studies.claims import (
 )
 from lowland.studies.evidence import Runs
 from lowland.studies.figure import draw
+from lowland.studies.pages import page, strip
 from lowland.studies.panels import Against, Scatter, Spectrum
 from lowland.studies.reproduce import (
+    Facts,
     Judged,
     Outcome,
     _left_out,
     outcomes,
-    page,
     reproduce,
     reproduce_all,
 )
-from lowland.studies.study import Claim, Finding, Study
+from lowland.studies.study import Claim, Finding, Reading, Study
 from lowland.sweep import Configuration, Grid, Store
 from lowland.sweep.keys import key
 from lowland.sweep.plan import document
@@ -171,6 +172,8 @@ def test_the_numbers_in_a_figure(store, tmp_path):
         ("1", "0.3", "0.2", ""),
         ("2", "0.3", "0.3", ""),
     ]
+    assert [r["seed"] for r in rows["D"]] == ["0", "1", "2"]
+    assert {r["seed"] for r in (*rows["A"], *rows["C"])} == {""}  # means over seeds
     before = [path.read_bytes() for path in paths]
     assert [path.read_bytes() for path in draw(study, runs, tmp_path)] == before
 
@@ -235,9 +238,10 @@ def test_every_study_is_told_whole(study):
     assert study.title
     assert study.panels
     assert study.claims
-    assert len(study.quick) <= len(study.grid)
-    # Two realisations at least, or nothing could be said of any claim.
-    assert len({run.seed for run in study.quick}) >= 2
+    for reading in study.readings:
+        assert len(reading.quick) <= len(reading.grid)
+        # Two realisations at least, or nothing could be said of any claim.
+        assert len({run.seed for run in reading.quick}) >= 2
     assert all(claim.text.endswith(".") and claim.paper for claim in study.claims)
 
 
@@ -290,23 +294,25 @@ def done(tiny, tmp_path_factory):
 
 def test_reproduce(done, tiny):
     out, outcome = done
-    assert [judged.finding.verdict for judged in outcome.claims] == [
+    assert [judged.findings[0].verdict for judged in outcome.claims] == [
         "holds",
         "does not hold",
         "undecided",
     ]
     assert outcome.count() == {"holds": 1, "does not hold": 1, "undecided": 1}
-    assert (outcome.runs, outcome.realisations) == (6, (3,))
-    assert outcome.settings["batch_size"] == [10, 20]
+    (facts,) = outcome.readings
+    assert (facts.runs, facts.realisations) == (6, (3,))
+    assert facts.settings["batch_size"] == [10, 20]
     assert outcome.command == "lowland reproduce some:fig1"
     folder = out / "studies" / "some-fig1"
     assert {path.name for path in folder.iterdir()} == {
         "outcome.json",
         "SHA256SUMS",
+        "some-fig1-runs.csv",
         *(f"some-fig1.{kind}" for kind in ("svg", "pdf", "png", "csv")),
     }
     saved = json.loads((folder / "outcome.json").read_text())
-    assert saved["claims"][2]["finding"]["effect"] is None
+    assert saved["claims"][2]["findings"][0]["effect"] is None
     assert [o.to_dict() for o in outcomes(out)] == [outcome.to_dict()]
     assert Store(out).survey().damaged == {}
 
@@ -326,8 +332,8 @@ def test_several_studies_are_one_sweep(tiny, tmp_path):
     (plan,) = (tmp_path / "plans").iterdir()
     assert json.loads(plan.read_text())["runs"] == 9
     spent = [(row["batch_size"], row["seconds"]) for row in Store(tmp_path).rows()]
-    assert both[0].seconds == pytest.approx(sum(s for batch, s in spent if batch < 40))
-    assert both[1].seconds == pytest.approx(sum(s for _, s in spent))
+    assert both[0].readings[0].seconds == pytest.approx(sum(s for batch, s in spent if batch < 40))
+    assert both[1].readings[0].seconds == pytest.approx(sum(s for _, s in spent))
 
 
 def test_a_failure_leaves_the_old_outcome(done, tiny):
@@ -368,32 +374,43 @@ def test_the_page(done):
     assert lines[0] == "# Some paper"
     assert "## Fig. 1: the size of batches" in lines
     assert "![Fig. 1: the size of batches](some-fig1.png)" in lines
-    assert "**Verdicts**: holds 1, does not hold 1, undecided 1." in lines
+    assert "**Verdicts**: holds 1, does not hold 1, undecided 1." in text
+    assert "| Fig. 1: the size of batches | 1 / 1 / 1 |  |" in lines
     row = next(line for line in lines if "The loss" in line)
-    assert row.startswith("| The loss \\|l\\| is small. | Table 1 | 0.2")
-    assert row.endswith("| **holds** |")
-    assert "no number: of the mean" in text
+    assert row.startswith("| The loss \\|l\\| is small.<br>*Table 1* | 0.2")
+    assert row.endswith("` **holds** |")
+    assert "no number: batch_size takes 2 value(s)" in text
     assert "- differs from the paper: other data" in lines
     assert "- command: `lowland reproduce some:fig1`" in lines
+    assert lines.index("<details>") < lines.index("- differs from the paper: other data")
+
+
+FACTS = {
+    "reading": "",
+    "file": "some-figS1-norm",
+    "settings": {"learning_rate": [0.1, 0.2], "decay_epochs": [None], "layers": [["a", "b"]]},
+    "realisations": (3, 4),
+    "runs": 8,
+    "left_out": ("1 failed at learning_rate 0.2 (seeds 3): it diverged",),
+    "differences": (),
+    "seconds": 12.3,
+}
 
 
 def test_the_page_shows_intervals_and_what_was_left_out():
-    finding = Finding(-0.25, -0.4, -0.1, "of its mean", "holds", "4 seeds")
+    words = "from 0.1 to 0.2", "holds", "without seed 3; 3 seeds"
+    finding = Finding(-0.25, -0.4, -0.1, *words, top=0.0, percent=True)
     outcome = Outcome(
         name="some:figS1-norm",
         title="Rates",
         quick=False,
-        claims=(Judged("It falls.", "falls", finding),),
-        settings={"learning_rate": [0.1, 0.2], "decay_epochs": [None], "layers": [["a", "b"]]},
-        realisations=(3, 4),
-        runs=8,
-        left_out=("1 failed at learning_rate 0.2 (seeds 3): it diverged",),
-        differences=(),
+        claims=(Judged("It falls with alpha.", "Fig. S1: falls", "claim", (finding,)),),
+        readings=(Facts(**FACTS),),
         reason="the rates are too large",
-        seconds=12.3,
     )
     text = page([outcome, outcome])
-    assert "| It falls. | falls | −0.25 [−0.4, −0.1] of its mean (4 seeds) | **holds** |" in text
+    assert "| It falls with α.<br>*Fig. S1: falls* | −25 % [−40, −10] from 0.1 to 0.2<br>`" in text
+    assert "- It falls with α. without seed 3; 3 seeds" in text
     assert "- left out: 1 failed at learning_rate 0.2 (seeds 3): it diverged" in text
     assert "`learning_rate` 0.1, 0.2; `decay_epochs` none; `layers` a and b" in text
     assert "- time: 12 s of one process, for training and analysing its runs" in text
@@ -402,27 +419,102 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     assert "- runs: 8, 3 or 4 realisations of each setting" in text
 
 
-def test_a_reason_is_given_once_and_only_for_what_does_not_hold():
+def test_an_interval_is_drawn_against_its_margin():
+    """By hand: from -0.4 to 0, with an edge of 0.06 on both sides, in cells of 0.52 / 21."""
+    finding = Finding(-0.25, -0.4, -0.1, "", "holds", top=0.0)
+    assert strip(finding) == "░░━━━━━━●━━━━━━░░░░··"
+    finding = Finding(0.0, -0.1, 0.1, "", "holds", bottom=-0.2, top=0.2)
+    drawn = strip(finding)
+    assert (drawn.index("░"), drawn.rindex("░")) == (2, 18)
+    assert (drawn.index("━"), drawn.index("●"), drawn.rindex("━")) == (6, 10, 14)
+    assert len(strip(Finding(1.0, 1.0, 1.0, "", "holds", bottom=1.0))) == 21
+
+
+def test_readings_stand_side_by_side_and_only_claims_count():
+    def found(verdict, effect):
+        return Finding(effect, effect - 0.1, effect + 0.1, "of it", verdict, bottom=0.0)
+
+    claims = (
+        Judged("It rises.", "Fig. 1", "claim", (found("holds", 1), found("does not hold", -1))),
+        Judged("It rises again.", "Fig. 1", "restated", (found("holds", 1), found("holds", 1))),
+        Judged("It is itself.", "Eq. 1", "check", (found("holds", 1), found("holds", 1))),
+    )
+    readings = (
+        Facts(**{**FACTS, "reading": "as printed", "file": "some-fig1"}),
+        Facts(**{**FACTS, "reading": "as in the demo", "file": "some-fig1-demo"}),
+    )
+    outcome = Outcome("some:fig1", "Rates", False, claims, readings, "a reason")
+    assert outcome.count() == {"holds": 1, "does not hold": 0, "undecided": 0}
+    assert outcome.count(1) == {"holds": 0, "does not hold": 1, "undecided": 0}
+    text = page([outcome])
+    assert "| claim | as printed | as in the demo |" in text
+    assert "**Verdicts** as printed: holds 1, does not hold 0, undecided 0." in text
+    assert "| Fig. 1: Rates | 1 / 0 / 0 | 0 / 1 / 0 | a reason |" in text
+    counted, _, others = text.partition("Not counted:")
+    assert "It rises." in counted
+    assert all(words in others for words in ("It rises again.", "Eq. 1, check"))
+    assert "![Fig. 1: Rates, as in the demo](some-fig1-demo.png)" in text
+    assert Outcome.of(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+def test_every_reading_is_run_drawn_and_judged(tiny, tmp_path):
+    other = Reading(
+        *("slowly", Grid(**XOR, learning_rate=0.05, batch_size=[10, 20], seed=range(2))),
+        quick=Grid(**XOR, learning_rate=0.05, batch_size=[10, 20], seed=range(2)),
+        differences=("slower",),
+        suffix="-slow",
+    )
+    study = dataclasses.replace(tiny, reading="as it is", others=(other,))
+    outcome = reproduce(study, tmp_path, quick=True, executor="serial")
+    assert [facts.reading for facts in outcome.readings] == ["as it is", "slowly"]
+    assert [facts.runs for facts in outcome.readings] == [4, 4]
+    assert all(len(judged.findings) == 2 for judged in outcome.claims)
+    assert outcomes(tmp_path) == [outcome]
+    names = {path.name for path in (tmp_path / outcome.folder).iterdir()}
+    assert {"some-fig1.svg", "some-fig1-slow.svg", "some-fig1-slow-runs.csv"} <= names
+    rows = drawn(tmp_path / outcome.folder / "some-fig1-slow-runs.csv")
+    assert [(row["batch_size"], row["seed"], row["counts"]) for row in rows] == [
+        *(("10", "0", "1"), ("10", "1", "1"), ("20", "0", "1"), ("20", "1", "1"))
+    ]
+    # From these numbers a verdict can be checked.
+    losses = np.array([float(row["train_loss"]) for row in rows]).reshape(2, 2)
+    finding = outcome.claims[0].findings[1]
+    assert finding.effect == pytest.approx(losses.mean())
+
+
+def test_networks_at_their_limit_count_where_a_reading_says_so(store):
+    note = "the loss was 3 after 10 epochs, the limit"
+    grid = [fill(store, {"seed": 0}, gap=1.0), fill(store, {"seed": 1}, gap=2.0, note=note)]
+    grid.append(fill(store, {"seed": 2}, gap=None, failure="it diverged"))
+    assert Runs.of(store.directory, grid).seeds == [0]
+    assert Runs.of(store.directory, grid, at_limit=True).seeds == [0, 1]
+
+
+def test_a_reason_is_given_only_for_what_does_not_hold():
     def told(*verdicts, quick=False):
         claims = (
-            Judged("It falls.", "falls", Finding(0.1, 0.0, 0.2, "of its mean", verdict))
+            Judged("It falls.", "falls", "claim", (Finding(0.1, 0.0, 0.2, "of it", verdict),))
             for verdict in verdicts
         )
-        facts = {"settings": {}, "realisations": (4,), "runs": 8, "left_out": (), "seconds": 1.0}
-        more = {"differences": (), "reason": "the rates are too large", **facts}
-        return page([Outcome("some:fig1", "Rates", quick, tuple(claims), **more)])
+        reason = "the rates are too large"
+        return page(
+            [Outcome("some:fig1", "Rates", quick, tuple(claims), (Facts(**FACTS),), reason)]
+        )
 
-    line = "- why claims do not hold: the rates are too large"
+    line = "Why claims do not hold: the rates are too large"
     assert told("does not hold", "does not hold").count(line) == 1
-    assert line not in told("holds", "undecided")
-    assert line not in told("does not hold", quick=True)  # it was found with the full version
+    assert "too large" not in told("holds", "undecided")
+    assert "too large" not in told(
+        "does not hold", quick=True
+    )  # it was found with the full version
 
 
 def test_the_full_version_stands_before_the_quick_one_which_says_so(done, tiny, tmp_path):
     out, outcome = tmp_path / "store", done[1]
     shutil.copytree(done[0], out)
     quick = reproduce(tiny, out, quick=True, executor="serial")
-    assert (quick.quick, quick.runs, quick.realisations) == (True, 4, (2,))
+    (facts,) = quick.readings
+    assert (quick.quick, facts.runs, facts.realisations) == (True, 4, (2,))
     assert quick.command == "lowland reproduce some:fig1 --quick"
     assert "quick version" in page([quick])
     assert "quick version" not in page([outcome])
@@ -435,8 +527,7 @@ def test_the_full_version_stands_before_the_quick_one_which_says_so(done, tiny, 
 def test_figures_are_in_the_order_of_their_numbers(tmp_path):
     names = ["a:fig2", "a:figS1", "a:figS1-norm", "a:figS2", "a:figS11", "b:fig1"]
     for name in reversed(names):
-        facts = {"settings": {}, "realisations": (4,), "runs": 8, "left_out": (), "seconds": 1.0}
-        one = Outcome(name, "", False, (), differences=(), reason="", **facts)
+        one = Outcome(name, "", False, (), (Facts(**FACTS),), reason="")
         (tmp_path / one.folder).mkdir(parents=True)
         (tmp_path / one.folder / "outcome.json").write_text(json.dumps(one.to_dict()))
     assert [one.name for one in outcomes(tmp_path)] == names

@@ -77,7 +77,7 @@ def test_the_epoch_limit_is_recorded_and_divergence_is_said():
         mlp((3,))
 
 
-@pytest.mark.parametrize("penalty", ["squared", "norm"])
+@pytest.mark.parametrize("penalty", ["squared", "norm", "global_norm"])
 def test_the_penalty_is_part_of_the_loss_for_its_epochs(penalty):
     X, y = data()
     model, by_hand = mlp((3, 4, 2), bias=True), mlp((3, 4, 2), bias=True)
@@ -88,8 +88,16 @@ def test_the_penalty_is_part_of_the_loss_for_its_epochs(penalty):
     for epoch in (1, 2, 3):
         loss = F.cross_entropy(by_hand(X), y)
         if epoch <= 2:
-            for W in (by_hand[1].weight, by_hand[3].weight):
-                loss = loss + 0.1 * (W.square().sum() if penalty == "squared" else W.norm())
+            V, W = by_hand[1].weight, by_hand[3].weight
+            loss = (
+                loss
+                + 0.1
+                * {
+                    "squared": V.square().sum() + W.square().sum(),
+                    "norm": V.norm() + W.norm(),
+                    "global_norm": (V.square().sum() + W.square().sum()).sqrt(),
+                }[penalty]
+            )
         grads = torch.autograd.grad(loss, list(by_hand.parameters()))
         with torch.no_grad():
             for p, g in zip(by_hand.parameters(), grads, strict=True):
@@ -186,6 +194,7 @@ RULES = {
     "functional_sam": {"optimizer": "functional_sam", "radius": 0.2},
     "decay": {"decay": 0.02, "decay_epochs": 2},
     "norm": {"decay": 0.02, "penalty": "norm", "decay_epochs": None},
+    "global_norm": {"decay": 0.02, "penalty": "global_norm", "decay_epochs": None},
 }
 
 
@@ -721,7 +730,7 @@ def test_what_does_not_fit_is_said():
         train_many([dense(0)], images(20), [its])
     for wrong, message in (
         ({"optimizer": "sdg"}, "optimizer must be one of sgd, adam"),
-        ({"penalty": "l1"}, "penalty must be one of squared, norm"),
+        ({"penalty": "l1"}, "penalty must be one of squared, norm, global_norm"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
         ({"decay": -1.0}, "decay must not be negative"),
         ({"radius": 0.1}, "belongs to sam, asam, sam_on, friendly_sam, look_sam, functional_sam"),

@@ -53,6 +53,7 @@ def train(
                     f"{configuration.stop_loss:.0e}), about {_time(now.seconds_left)} left"
                 ),
                 loss=subject.loss,
+                judged=[subject.judged],
             )
             if training.failure is not None:
                 raise InputError(training.failure)

@@ -94,7 +94,12 @@ def _list(as_json: bool) -> None:
     from lowland.studies import STUDIES
 
     rows: list[dict[str, Any]] = [
-        {"name": s.name, "title": s.title, "runs": len(s.grid), "quick_runs": len(s.quick)}
+        {
+            "name": s.name,
+            "title": s.title,
+            "runs": sum(len(reading.grid) for reading in s.readings),
+            "quick_runs": sum(len(reading.quick) for reading in s.readings),
+        }
         for s in STUDIES.values()
     ]
     with Results() as results:
@@ -130,7 +135,13 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
     written = []
     for paper in dict.fromkeys(outcome.paper for outcome in reproduced):
         own = [outcome for outcome in reproduced if outcome.paper == paper]
-        figures = [p for o in own for p in (store / o.folder).glob(f"{o.file}.*")]
+        figures = [
+            path
+            for outcome in own
+            for facts in outcome.readings
+            for pattern in (f"{facts.file}.*", f"{facts.file}-runs.csv")
+            for path in (store / outcome.folder).glob(pattern)
+        ]
         written.append(folder / f"{paper}.md")
         _check_ours(written[-1], [figure.name for figure in figures])
         for figure in figures:

@@ -248,6 +248,10 @@ def draw_studies(console: Console, rows: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
+def _of(reading: str) -> str:
+    return f" ({reading})" if reading else ""
+
+
 def draw_outcomes(
     console: Console, outcomes: "list[Outcome]", store: Path, pages: list[Path]
 ) -> None:
@@ -258,15 +262,19 @@ def draw_outcomes(
         table.add_column(no_wrap=True)
         table.add_column()
         for judged in outcome.claims:
-            finding = judged.finding
-            numbers = f"{finding.effect:.3g} [{finding.low:.3g}, {finding.high:.3g}] {finding.unit}"
-            effect = numbers if math.isfinite(finding.effect) else f"no number: {finding.note}"
-            table.add_row(finding.verdict, Text(f"{judged.text}\n{effect}"))
+            for facts, finding in zip(outcome.readings, judged.findings, strict=True):
+                interval = f"{finding.effect:.3g} [{finding.low:.3g}, {finding.high:.3g}]"
+                numbers = f"{interval} {finding.unit}"
+                effect = numbers if math.isfinite(finding.effect) else f"no number: {finding.note}"
+                reading = f"{facts.reading}: " if facts.reading else ""
+                check = "" if judged.kind == "claim" else f" ({judged.kind})"
+                table.add_row(finding.verdict, Text(f"{judged.text}{check}\n{reading}{effect}"))
         console.print(table)
-        for why in outcome.left_out:
-            console.print(Text(f"left out: {why}"))
-        figure = store / outcome.folder / f"{outcome.file}.svg"
-        console.print(Text(f"figure: {figure}"), soft_wrap=True)
+        for facts in outcome.readings:
+            for why in facts.left_out:
+                console.print(Text(f"left out{_of(facts.reading)}: {why}"))
+            figure = store / outcome.folder / f"{facts.file}.svg"
+            console.print(Text(f"figure{_of(facts.reading)}: {figure}"), soft_wrap=True)
         console.print()
     for path in pages:
         console.print(Text(f"page: {path}"), soft_wrap=True)

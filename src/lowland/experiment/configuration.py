@@ -11,9 +11,12 @@ from typing import Any, Self, get_args, get_origin
 
 from lowland.errors import InputError
 
-# The rescalings after which measures can be taken again, with the factor of each: the first three
+# The rescalings after which measures can be taken again, with the factor of each: the first four
 # multiply weights, the last puts a half of every layer beside the rest (Tsuzuku et al., Eq. 26-30).
-FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "split": 2.0}
+# All keep the function but "outputs", which keeps its decisions.
+FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "outputs": 10.0, "split": 2.0}
+# What a run can record beside the rest, for claims about single equations.
+DETAILS = ("leading_order", "reverse_pairs", "rescaled_gap", "algorithm_1")
 
 # Settings of these groups decide the trained weights; the others what is recorded of them.
 _TRAINING = ("data", "network", "training")
@@ -76,7 +79,8 @@ _FROM_1 = Values("from 1 up", lambda value: value >= 1)
 _FRACTION = Values("from 0 to 1", lambda value: 0 <= value <= 1)
 _BELOW_1 = Values("from 0 to below 1", lambda value: 0 <= value < 1)
 _DATA = _one_of(
-    *("mnist5k", "mnist", "fashion_mnist", "cifar10", "digits", "xor"),
+    *("mnist5k", "mnist", "mnist_demo", "mnist5k_demo"),
+    *("fashion_mnist", "cifar10", "digits", "xor"),
     other="pkg.module:factory that returns (train, test)",
     form=_importable,
 )
@@ -90,6 +94,7 @@ _LOSS = _one_of(
     other="pkg.module:function",
     form=_importable,
 )
+_DETAILS = Values(f"of {', '.join(DETAILS)}", lambda names: set(names) <= set(DETAILS))
 _RESCALINGS = Values(f"of {', '.join(FACTORS)}", lambda names: set(names) <= FACTORS.keys())
 _WITH_RADIUS = ("sam", "asam", "sam_on", "friendly_sam", "look_sam", "functional_sam")
 _OPTIMIZER = _one_of(
@@ -117,6 +122,15 @@ class Configuration:
     label_noise: float = field(
         default=0.0, metadata=_about("data", "share of training labels drawn at random", _FRACTION)
     )
+    noise_kind: str = field(
+        default="replaced",
+        metadata=_about(
+            "data",
+            "replaced: label_noise of the labels are random; added: so large a share of all are "
+            "samples beside the others, with wrong labels, which are only trained on",
+            _one_of("replaced", "added"),
+        ),
+    )
     data_seed: int = field(
         default=0, metadata=_about("data", "of the choice of samples and noisy labels", _FROM_0)
     )
@@ -125,8 +139,24 @@ class Configuration:
     init_scale: float = field(
         default=1.0, metadata=_about("network", "factor of the initial weights", _POSITIVE)
     )
+    init: str = field(
+        default="xavier",
+        metadata=_about(
+            "network",
+            "initial weights: xavier, uniform; torch, PyTorch's default",
+            _one_of("xavier", "torch"),
+        ),
+    )
     dropout: float = field(
         default=0.0, metadata=_about("network", "share of hidden units left out", _BELOW_1)
+    )
+    dropout_layers: str = field(
+        default="hidden",
+        metadata=_about(
+            "network",
+            "where units are left out: in all hidden layers, or the first",
+            _one_of("hidden", "first"),
+        ),
     )
     loss: str = field(default="cross_entropy", metadata=_about("training", "loss", _LOSS))
     optimizer: str = field(default="sgd", metadata=_about("training", "optimiser", _OPTIMIZER))
@@ -166,8 +196,9 @@ class Configuration:
         default="squared",
         metadata=_about(
             "training",
-            "squared: the sum of squared weights; norm: the sum of the norms of layers",
-            _one_of("squared", "norm"),
+            "squared: the sum of squared weights; norm: the sum of the norms of layers; "
+            "global_norm: the norm of all weights",
+            _one_of("squared", "norm", "global_norm"),
         ),
     )
     decay_epochs: int | None = field(
@@ -194,6 +225,12 @@ class Configuration:
     )
     stop_loss: float = field(
         default=5e-4, metadata=_about("training", "training loss at which to stop", _POSITIVE)
+    )
+    stop_accuracy: float = field(
+        default=0.0,
+        metadata=_about(
+            "training", "accuracy, as a mean of nine epochs, to reach before that", _BELOW_1
+        ),
     )
     max_epochs: int = field(
         default=1000, metadata=_about("training", "epochs after which to stop", _FROM_1)
@@ -238,6 +275,12 @@ class Configuration:
             "rescalings of the weights, without a change of the function, after which the measures "
             "are computed again, in double precision; in sweeps only",
             _RESCALINGS,
+        ),
+    )
+    details: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "sweep", "equations of the papers that are recorded as well; in sweeps only", _DETAILS
         ),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from lowland.analysis import analyze
 from lowland.budget import EVERYTHING
 from lowland.dual import duality, pair
+from lowland.experiment import details
 from lowland.experiment.configuration import FACTORS, SETTINGS, Configuration
 from lowland.experiment.subject import Subject
 from lowland.findings import Decomposition, Origin
@@ -35,9 +36,12 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
     results = analysis.results
     numbers: dict[str, Any] = vars(results.outcome).copy()
     if results.duality is not None:
-        numbers |= {"layer": results.duality.layer, "layer_norm": results.duality.weight_norm}
-        numbers |= _numbers(results.duality)
-        results = replace(results, duality=_fewer_components(results.duality))
+        split = results.duality
+        numbers |= {"layer": split.layer, "layer_norm": split.weight_norm}
+        numbers |= details.of_decomposition(split) | details.activity(subject, split)
+        split, more = _detailed(configuration, subject, split)
+        numbers |= more | details.after_decay(training)
+        results = replace(results, duality=_fewer_components(split))
     numbers |= {row.name: row.value for row in results.measures}
     if len(configuration.layers) > 1:
         problem = subject.problem()
@@ -51,26 +55,31 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
             widths=configuration.widths,
         )
         for layer, split in others.items():
-            numbers |= {f"{layer}:{name}": value for name, value in _numbers(split).items()}
+            own = details.of_decomposition(split)
+            numbers |= {f"{layer}:{name}": value for name, value in own.items()}
         layers = {name: replace(split, per_pair=None) for name, split in others.items()}
         results = replace(results, layers=layers)
+    if "algorithm_1" in configuration.details:
+        numbers["algorithm_1"] = details.algorithm_1(subject)
     if configuration.rescalings:
         numbers["rescaled"] = _rescaled(configuration, subject)
     return Record(replace(analysis, results=results), numbers)
 
 
-def _numbers(split: Decomposition) -> dict[str, float]:
-    """Single numbers of a decomposition that stand in the table of results."""
-    return {
-        "paired_gap": split.paired_gap,
-        "eq11": split.eq11,
-        "sharp": split.sharp,
-        "flat": split.flat,
-        "total_g": split.totals.total_g,
-        "total_w_data": split.totals.total_w_data,
-        "loss_defect": split.fit.loss_defect,
-        "excluded_share": split.fit.excluded_share,
-    }
+def _detailed(
+    configuration: Configuration, subject: Subject, split: Decomposition
+) -> tuple[Decomposition, dict[str, Any]]:
+    """The decomposition with what its configuration asks for beside it, and the numbers of that."""
+    problem, asked = subject.problem(), configuration.details
+    numbers: dict[str, Any] = {}
+    if "leading_order" in asked:
+        parts, numbers = details.leading_order(problem, split.layer, configuration)
+        split = replace(split, approximations=parts)
+    if "reverse_pairs" in asked:
+        numbers["reverse"] = details.reverse_pairs(problem, split.layer, configuration)
+    if "rescaled_gap" in asked:
+        numbers["after"] = details.rescaled_gap(subject, split.layer, configuration)
+    return split, numbers
 
 
 def _fewer_components(split: Decomposition) -> Decomposition:

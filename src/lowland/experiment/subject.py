@@ -36,6 +36,7 @@ class Subject:
     data: str  # the data set in words
     loss: LossLike
     settings: TrainingSettings
+    judged: int | None = None  # leading training samples with true labels, where others are wrong
 
     @classmethod
     def of(cls, configuration: Configuration, data_dir: Path | None = None) -> Self:
@@ -43,11 +44,12 @@ class Subject:
 
         ``data_dir`` is the folder of data sets, by default the environment variable LOWLAND_DATA.
         """
-        train, test, description = _data(
+        train, test, judged, description = _data(
             configuration.data,
             configuration.per_class,
             configuration.test_per_class,
             configuration.label_noise,
+            configuration.noise_kind,
             configuration.data_seed,
             data_dir,
         )
@@ -69,14 +71,19 @@ class Subject:
             data=description,
             loss=loss_named(configuration.loss, "loss"),
             settings=TrainingSettings(**{name: getattr(configuration, name) for name in names}),
+            judged=judged,
         )
 
     def problem(self) -> Problem:
-        """The model as it is now, with all that measures may ask for."""
+        """The model as it is now, with all that measures may ask for.
+
+        Its training data are the samples with true labels, where others were added to them.
+        """
+        X, y = self.train
         return Problem(
             self.model,
             self.loss,
-            train=self.train,
+            train=(X[: self.judged], y[: self.judged]),
             test=self.test,
             initial=self.initial,
             training={
@@ -117,20 +124,23 @@ def _data(
     per_class: int | None,
     test_per_class: int | None,
     label_noise: float,
+    noise_kind: str,
     seed: int,
     data_dir: Path | None,
-) -> tuple[Data, Data, str]:
-    """Training data, test data, and the data set in words."""
+) -> tuple[Data, Data, int | None, str]:
+    """Training data, test data, how many of the first judge, and the data set in words."""
     if ":" not in name:
         dataset = load(
             name,
             per_class=per_class,
             test_per_class=test_per_class,
             label_noise=label_noise,
+            noise_kind=noise_kind,  # type: ignore[arg-type]
             seed=seed,
             data_dir=data_dir,
         )
-        return dataset.train, dataset.test, dataset.description
+        judged = dataset.clean if dataset.clean < len(dataset.train[1]) else None
+        return dataset.train, dataset.test, judged, dataset.description
     if per_class is not None or test_per_class is not None or label_noise:
         raise InputError(
             f"per_class, test_per_class and label_noise are for named data sets; {name} decides "
@@ -147,7 +157,7 @@ def _data(
     for batch in (train, test):
         if not isinstance(batch.inputs, Tensor):
             raise InputError(f"data {name} must have single tensors as inputs to be trained on")
-    return (train.inputs, train.targets), (test.inputs, test.targets), name
+    return (train.inputs, train.targets), (test.inputs, test.targets), None, name
 
 
 def _network(configuration: Configuration, train: Data) -> nn.Module:
@@ -159,6 +169,8 @@ def _network(configuration: Configuration, train: Data) -> nn.Module:
         "bias": configuration.bias,
         "scale": configuration.init_scale,
         "dropout": configuration.dropout,
+        "dropout_layers": configuration.dropout_layers,
+        "init": configuration.init,
         "seed": configuration.seed,
     }
     if sizes is not None:
@@ -179,7 +191,7 @@ def _network(configuration: Configuration, train: Data) -> nn.Module:
         if network == "cnn":  # Feng & Tu's
             options |= {"hidden": (120, 25), "padding": 0}
         return lenet((X.shape[1], X.shape[2], X.shape[3]), classes, **options)
-    for name in ("bias", "dropout"):
+    for name in ("bias", "dropout", "dropout_layers", "init"):
         if getattr(configuration, name) != SETTINGS[name].default:
             raise InputError(f"{name} is for named networks; {network} builds its own")
     with _seeded(configuration.seed):

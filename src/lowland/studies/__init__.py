@@ -10,8 +10,9 @@ import functools
 from typing import Any
 
 from lowland.errors import InputError
-from lowland.studies.reproduce import Outcome, outcomes, page, reproduce, reproduce_all
-from lowland.studies.study import Claim, Finding, Study
+from lowland.studies.pages import page
+from lowland.studies.reproduce import Outcome, outcomes, reproduce, reproduce_all
+from lowland.studies.study import Claim, Finding, Reading, Study
 
 __all__ = [
     "PAPERS",
@@ -19,6 +20,7 @@ __all__ = [
     "Claim",
     "Finding",
     "Outcome",
+    "Reading",
     "Study",
     "find",
     "outcomes",
@@ -44,9 +46,10 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _all() -> dict[str, Study]:
-    from lowland.studies import feng_tu, output_dual, tsuzuku
+    from lowland.studies import feng_tu, output_dual, tsuzuku, tsuzuku_algebra
 
-    every = *feng_tu.STUDIES, *tsuzuku.STUDIES, *tsuzuku.LARGE, *output_dual.STUDIES
+    figures = *tsuzuku.STUDIES, *tsuzuku_algebra.STUDIES, *tsuzuku.LARGE
+    every = *feng_tu.STUDIES, *figures, *output_dual.STUDIES
     return {s.name: s for s in every}
 
 

@@ -3,7 +3,7 @@
 import difflib
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,28 @@ from lowland.sweep.store import Store
 Column = str | Callable[["Runs"], np.ndarray]
 # An array that is kept of every run, by its name, or a function that gives one as (runs, n).
 Series = str | Callable[["Runs"], np.ndarray]
+# What columns and arrays are called in sentences, where their names do not tell.
+_WORDS = {
+    "eq11": "the gap",
+    "paired_gap": "the paired gap",
+    "sharp": "the sharp part",
+    "flat": "the flat part",
+    "total_g": "T_g",
+    "total_w_data": "T_w",
+    "layer_norm": "|w|",
+    "eigenvalue": "H_n",
+    "flatness": "F_n",
+    "test_error": "the test error",
+}
+
+
+def words_of(column: Column | Series) -> str:
+    """What a column or array is called in a sentence."""
+    if isinstance(column, str):
+        name = column.removeprefix("duality/")
+        return _WORDS.get(name.rpartition(":")[2], name)
+    name = getattr(column, "__name__", "it").replace("<lambda>", "it")
+    return name if " " in name else name.strip("_").replace("_", " ")
 
 
 @dataclass(frozen=True)
@@ -34,14 +56,23 @@ class Runs:
     rows: tuple[dict[str, Any], ...]
     left_out: tuple[dict[str, Any], ...]
     folder: Path  # of all runs; each in a directory of its key
+    # What was asked for, by name and by the run's key; None where nobody keeps it.
+    asked: dict[str, dict[str, Any]] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, store: str | Path, grid: Iterable[Configuration]) -> "Runs":
-        """The runs of a grid that are in the store."""
+    def of(
+        cls, store: str | Path, grid: Iterable[Configuration], *, at_limit: bool = False
+    ) -> "Runs":
+        """The runs of a grid that are in the store.
+
+        With ``at_limit`` those that ended at their limit of epochs count as well.
+        """
         opened = Store(store)
         stored = {row["key"]: row for row in opened.rows()}
         rows = [stored[name] for name in map(key, grid) if name in stored]
-        good = [row["status"] == "done" and row["converged"] is not False for row in rows]
+        good = [
+            row["status"] == "done" and (at_limit or row["converged"] is not False) for row in rows
+        ]
         return cls(
             rows=tuple(row for row, ok in zip(rows, good, strict=True) if ok),
             left_out=tuple(row for row, ok in zip(rows, good, strict=True) if not ok),
@@ -56,7 +87,7 @@ class Runs:
 
     def with_left_out(self) -> "Runs":
         """All of them, for what must also be true of networks that did not converge."""
-        return Runs((*self.rows, *self.left_out), (), self.folder)
+        return replace(self, rows=(*self.rows, *self.left_out), left_out=())
 
     @property
     def seeds(self) -> list[int]:
@@ -88,6 +119,14 @@ class Runs:
         """One value per run, such as ``gap``; NaN where a run has none."""
         if not self.rows:
             return np.zeros(0)
+        numbers = self._column(of)
+        if self.asked is not None and getattr(of, "__name__", "") != "<lambda>":
+            keys = (row["key"] for row in self.rows)
+            name = of if isinstance(of, str) else words_of(of)
+            self.asked.setdefault(name, {}).update(zip(keys, numbers, strict=True))
+        return numbers
+
+    def _column(self, of: Column) -> np.ndarray:
         if callable(of):
             return np.asarray(of(self), dtype=float)
         self._check(of)
@@ -118,7 +157,8 @@ class Runs:
         ]
 
     def _those(self, fits: Callable[[dict[str, Any]], bool]) -> "Runs":
-        return Runs(tuple(filter(fits, self.rows)), tuple(filter(fits, self.left_out)), self.folder)
+        rows, left_out = (tuple(filter(fits, part)) for part in (self.rows, self.left_out))
+        return replace(self, rows=rows, left_out=left_out)
 
     def _check(self, name: str) -> None:
         every = [*self.rows, *self.left_out]

@@ -36,19 +36,22 @@ _STYLE: Any = {
     "svg.hashsalt": "lowland",  # equal figures are equal files
 }
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
-_PANEL = 2.9, 2.4  # inches
+_PANEL = 3.4, 2.4  # inches, with room for a legend beside the axes
 _COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 
 
-def draw(study: "Study", runs: Runs, folder: Path) -> list[Path]:
-    """Write the figure of a study as SVG, PDF and PNG, and the numbers in it as CSV."""
+def draw(study: "Study", runs: Runs, folder: Path, suffix: str = "") -> list[Path]:
+    """Write the figure of a study as SVG, PDF and PNG, and the numbers in it as CSV.
+
+    ``suffix`` ends the names of the files, where a study has several readings.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     drawn = [(panel, panel.curves(runs)) for panel in study.panels]
     columns = _COLUMNS.get(len(drawn), min(len(drawn), 3))
     rows = math.ceil(len(drawn) / columns)
-    paths = [folder / f"{study.file}.{kind}" for kind in KINDS]
+    paths = [folder / f"{study.file}{suffix}.{kind}" for kind in KINDS]
     with matplotlib.rc_context(_STYLE):
         figure = Figure((_PANEL[0] * columns, _PANEL[1] * rows), layout="constrained")
         for i, (panel, curves) in enumerate(drawn):
@@ -94,10 +97,34 @@ def _tick(axis: "Axis") -> None:
 def _csv(drawn: list[tuple[Panel, list[Curve]]]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["panel", "x_label", "y_label", "curve", "x", "y", "sd", "runs"])
+    table.writerow(["panel", "x_label", "y_label", "curve", "x", "y", "sd", "runs", "seed"])
     for letter, (panel, curves) in zip(string.ascii_uppercase, drawn, strict=False):
         for curve in curves:
-            for x, y, sd, runs in zip(curve.x, curve.y, curve.sd, curve.runs, strict=True):
-                numbers = ("" if math.isnan(v) else f"{v:.8g}" for v in (x, y, sd))
-                table.writerow([letter, *panel.labels, curve.label, *numbers, int(runs)])
+            seeds = [""] * len(curve.x) if curve.seeds is None else map(int, curve.seeds)
+            rows = zip(curve.x, curve.y, curve.sd, curve.runs, seeds, strict=True)
+            for x, y, sd, runs, seed in rows:
+                numbers = map(_digits, (x, y, sd))
+                table.writerow([letter, *panel.labels, curve.label, *numbers, int(runs), seed])
+    return text.getvalue()
+
+
+def _digits(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.8g}"
+
+
+def numbers_csv(runs: Runs) -> str:
+    """A row for each run: its settings that vary, its seed, and all that claims asked for.
+
+    From these the verdicts can be checked by other means.
+    """
+    every = runs.with_left_out()
+    columns = [n for n in runs.asked or {} if n not in ("seed", *every.varied)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*every.varied, "seed", "counts", *columns])
+    for i, row in enumerate(every.rows):
+        numbers = [(runs.asked or {})[name].get(row["key"], math.nan) for name in columns]
+        settings = ["" if row[name] is None else row[name] for name in every.varied]
+        counts = int(i < len(runs.rows))
+        table.writerow([*settings, row["seed"], counts, *(_digits(float(n)) for n in numbers)])
     return text.getvalue()

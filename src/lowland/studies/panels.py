@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which every kind of sight tells apart, without the pale yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = "osD^vP*"
+_LINES = ("-", "--", ":", "-.")  # with every other mark hollow: curves that coincide can be seen
 _SYMBOLS = {
     "learning_rate": "learning rate $\\alpha$",
     "batch_size": "batch size $B$",
@@ -29,6 +30,10 @@ _SYMBOLS = {
     "label_noise": "random labels $\\rho$",
     "per_class": "samples per class $N$",
     "learning_rate_over_batch": "$\\alpha / B$",
+    "alpha": "$\\alpha$",
+    "beta": "$\\beta$",
+    "rho": "$\\rho$",
+    "varied": "what varies",
 }
 _DECADES = 4  # of a spectrum: below them is rounding noise, or next to nothing
 _ROUNDING = 1e-16  # of the largest number on a logarithmic axis: what lies below is not drawn
@@ -49,6 +54,7 @@ class Curve:
     y: np.ndarray
     sd: np.ndarray
     runs: np.ndarray  # behind each point
+    seeds: np.ndarray | None = None  # of each point, where it is a single run
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Against:
     log: str = ""
     where: dict[str, Any] = field(default_factory=dict)
     title: str = ""
+    left_out: bool = False  # whether runs are shown from which nothing else is concluded
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -69,7 +76,8 @@ class Against:
 
     def curves(self, runs: Runs) -> list[Curve]:
         """A curve for each column."""
-        parts = runs.where(**self.where).by(self.key)
+        shown = runs.with_left_out() if self.left_out else runs
+        parts = shown.where(**self.where).by(self.key)
         curves = []
         for label, column in self.columns.items():
             numbers = [part.column(column) for part in parts.values()]
@@ -80,11 +88,13 @@ class Against:
         """Draw a mark and an error bar at every value."""
         if "x" in self.log:
             _ticks_at(ax, curves[0].x)
-        for curve, colour, marker in zip(curves, _colours(len(curves)), _marks(), strict=False):
+        for i, (curve, colour) in enumerate(zip(curves, _colours(len(curves)), strict=True)):
             ax.errorbar(
                 *(curve.x, curve.y, np.nan_to_num(curve.sd)),
                 color=colour,
-                marker=marker,
+                marker=_MARKERS[i % len(_MARKERS)],
+                linestyle=_LINES[i % len(_LINES)],
+                markerfacecolor="none" if i % 2 else colour,
                 capsize=2,
                 elinewidth=0.9,
                 label=curve.label,
@@ -92,7 +102,7 @@ class Against:
         if "y" not in self.log and not any((curve.y < 0).any() for curve in curves):
             ax.set_ylim(bottom=0)
         if len(curves) > 1:
-            ax.legend()
+            _beside(ax)
 
 
 @dataclass(frozen=True)
@@ -168,12 +178,16 @@ class Scatter:
         """The points for each value of the setting."""
         curves = []
         for label, part in _parts(runs.where(**self.where), self.by):
-            points = [self._points(alike) for alike in _alike(part)]
+            groups = _alike(part)
+            points = [self._points(alike) for alike in groups]
             x, y, count = (np.concatenate(column) for column in zip(*points, strict=True))
+            seeds = np.concatenate([alike.column("seed") for alike in groups])
             shown = np.isfinite(x) & np.isfinite(y)
             shown &= (x > 0) | ("x" not in self.log)
             shown &= (y > 0) | ("y" not in self.log)
-            curves.append(Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown]))
+            single = seeds[shown] if len(seeds) == len(x) and (count == 1).all() else None
+            curve = Curve(label, x[shown], y[shown], x[shown] * np.nan, count[shown], single)
+            curves.append(curve)
         return curves
 
     def _points(self, runs: Runs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -204,7 +218,7 @@ class Scatter:
                 alpha=0.6 if small else 0.85,
                 linewidths=0,
                 rasterized=many,
-                label=curve.label,
+                label=_SYMBOLS.get(curve.label, curve.label),
             )
         for axis in self.log:
             low, high = getattr(ax, f"get_{axis}lim")()
@@ -296,11 +310,6 @@ def _colours(n: int) -> list[Any]:
     return [_COLOURS[i % len(_COLOURS)] for i in range(n)]
 
 
-def _marks() -> Iterator[str]:
-    while True:
-        yield from _MARKERS
-
-
 def _shades(n: int) -> list[Any]:
     """Colours for the values of a setting, which have an order."""
     from matplotlib import colormaps
@@ -313,18 +322,26 @@ def _shades(n: int) -> list[Any]:
 def _legend(ax: "Axes", by: By, curves: list[Curve]) -> None:
     if by is not None:
         title = by.__name__ if callable(by) else by
-        ax.legend(title=_words(title), alignment="left", ncols=1 + (len(curves) > 6))
+        _beside(ax, title=_words(title), alignment="left")
+
+
+def _beside(ax: "Axes", **options: Any) -> None:
+    """Put the legend to the right of the axes, where no data can be."""
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, **options)
 
 
 def _ticks_at(ax: "Axes", values: np.ndarray) -> None:
-    """Put ticks at the values themselves in place of powers of ten."""
+    """Put ticks at the values themselves in place of powers of ten; small ones in thousandths."""
+    small = values.max() < 0.01
+    if small:
+        ax.set_xlabel(f"{ax.get_xlabel()} [$10^{{-3}}$]")
     low, high = values.min(), values.max()
     edge = (high / low) ** 0.05 if high > low else 2
     ax.set_xlim(low / edge, high * edge)
     span, labels, last = np.log(values[-1] / values[0]), [], -math.inf
     for value in values:
         near = np.log(value) - last < 0.2 * span  # then its number would run into the one before
-        labels.append("" if near else f"{value:g}")
+        labels.append("" if near else f"{value * 1000 if small else value:g}")
         last = last if near else np.log(value)
     ax.set_xticks(values, labels)
     ax.set_xticks([], minor=True)

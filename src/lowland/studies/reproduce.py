@@ -15,45 +15,55 @@ from lowland.atomic import check_writable, replaced_directory
 from lowland.errors import InputError
 from lowland.experiment import SETTINGS, Configuration
 from lowland.studies.evidence import Runs
-from lowland.studies.figure import draw
-from lowland.studies.study import Finding, Study, Verdict
+from lowland.studies.figure import draw, numbers_csv
+from lowland.studies.study import Finding, Kind, Reading, Study, Verdict
 from lowland.sweep import Grid, SweepProgress, run
 
 OUTCOME = "outcome.json"
 
-_VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
+VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
 _ALWAYS_SAID = ("data", "network", "optimizer", "stop_loss")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim of the paper and what became of it."""
+    """A claim of the paper and what became of it in each reading of its settings."""
 
     text: str
     paper: str
-    finding: Finding
+    kind: Kind
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The verdicts on a study and the facts about its runs; its figure lies beside it."""
+class Facts:
+    """The runs of a study by one reading of the paper's settings."""
 
-    name: str
-    title: str
-    quick: bool
-    claims: tuple[Judged, ...]
+    reading: str
+    file: str  # of the figure, without the ending
     settings: dict[str, list[Any]]  # the values of each that varies or is not the default
     realisations: tuple[int, ...]  # of each setting; several numbers if they differ
     runs: int
     left_out: tuple[str, ...]  # runs from which nothing was concluded, and why
     differences: tuple[str, ...]
-    reason: str  # why claims do not hold, where it was found
     seconds: float  # of training and analysing its runs, whenever and for whichever study
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdicts on a study and the facts about its runs; its figures lie beside it."""
+
+    name: str
+    title: str
+    quick: bool
+    claims: tuple[Judged, ...]
+    readings: tuple[Facts, ...]
+    reason: str  # why claims do not hold, where it was found
     lowland: str = __version__
 
     @property
     def file(self) -> str:
-        """The name of its figure, without the ending."""
+        """The name of its first figure, without the ending."""
         return self.name.replace(":", "-")
 
     @property
@@ -79,10 +89,12 @@ class Outcome:
         """The command that makes it again."""
         return f"lowland reproduce {self.name}{' --quick' if self.quick else ''}"
 
-    def count(self) -> dict[Verdict, int]:
-        """How many claims got each verdict."""
-        counted = Counter(judged.finding.verdict for judged in self.claims)
-        return {verdict: counted[verdict] for verdict in _VERDICTS}
+    def count(self, reading: int = 0) -> dict[Verdict, int]:
+        """How many claims got each verdict in a reading; checks and restatements do not count."""
+        counted = Counter(
+            judged.findings[reading].verdict for judged in self.claims if judged.kind == "claim"
+        )
+        return {verdict: counted[verdict] for verdict in VERDICTS}
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: null for numbers that are not defined."""
@@ -91,15 +103,21 @@ class Outcome:
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "Outcome":
         """The outcome that ``to_dict`` gave this dictionary for."""
-        claims = []
-        for judged in saved["claims"]:
-            numbers: dict[str, Any] = {
-                k: math.nan if v is None else v for k, v in judged["finding"].items()
-            }
-            claims.append(Judged(**{**judged, "finding": Finding(**numbers)}))
-        names = ("realisations", "left_out", "differences")
-        lists = {name: tuple(saved[name]) for name in names}
-        return cls(**{**saved, **lists, "claims": tuple(claims)})
+        claims = [
+            Judged(**{**judged, "findings": tuple(map(_finding, judged["findings"]))})
+            for judged in saved["claims"]
+        ]
+        lists = ("realisations", "left_out", "differences")
+        readings = [
+            Facts(**{**facts, **{name: tuple(facts[name]) for name in lists}})
+            for facts in saved["readings"]
+        ]
+        return cls(**{**saved, "claims": tuple(claims), "readings": tuple(readings)})
+
+
+def _finding(saved: dict[str, Any]) -> Finding:
+    numbers = {k: math.nan if saved[k] is None else saved[k] for k in ("effect", "low", "high")}
+    return Finding(**{**saved, **numbers})
 
 
 def reproduce(
@@ -137,12 +155,20 @@ def reproduce_all(
     out = Path(out)
     for study in studies:
         check_writable(out / _folder(study.file, quick))
-    grids = [study.quick if quick else study.grid for study in studies]
-    every = [configuration for grid in grids for configuration in grid]
+    every = [
+        configuration
+        for study in studies
+        for reading in study.readings
+        for configuration in _grid(reading, quick)
+    ]
     if every:
         run(every, out, executor=executor, workers=workers, progress=progress)
-    for study, grid in zip(studies, grids, strict=True):
-        yield _concluded(study, grid, out, quick)
+    for study in studies:
+        yield _concluded(study, out, quick)
+
+
+def _grid(reading: Reading, quick: bool) -> Grid:
+    return reading.quick if quick else reading.grid
 
 
 def _folder(file: str, quick: bool) -> Path:
@@ -150,27 +176,46 @@ def _folder(file: str, quick: bool) -> Path:
     return Path("studies", f"{file}-quick" if quick else file)
 
 
-def _concluded(study: Study, grid: Grid, out: Path, quick: bool) -> Outcome:
+def _concluded(study: Study, out: Path, quick: bool) -> Outcome:
     """Draw and judge a study whose runs are in the store."""
-    runs = Runs.of(out, grid)
+    runs = [
+        dataclasses.replace(Runs.of(out, _grid(r, quick), at_limit=r.at_limit), asked={})
+        for r in study.readings
+    ]
+    facts = zip(study.readings, runs, strict=True)
     outcome = Outcome(
         name=study.name,
         title=study.title,
         quick=quick,
-        claims=tuple(Judged(c.text, c.paper, c.test(runs)) for c in study.claims),
+        claims=tuple(
+            Judged(c.text, c.paper, c.kind, tuple(c.test(own) for own in runs))
+            for c in study.claims
+        ),
+        readings=tuple(_facts(study, reading, own, quick) for reading, own in facts),
+        reason=study.reason,
+    )
+    with replaced_directory(out / outcome.folder) as beside:
+        for reading, own in zip(study.readings, runs, strict=True):
+            numbers = beside / f"{study.file}{reading.suffix}-runs.csv"
+            numbers.write_text(numbers_csv(own), encoding="utf-8")
+            draw(study, own, beside, reading.suffix)
+        text = json.dumps(outcome.to_dict(), indent=1, allow_nan=False)
+        (beside / OUTCOME).write_text(text + "\n", encoding="utf-8")
+    return outcome
+
+
+def _facts(study: Study, reading: Reading, runs: Runs, quick: bool) -> Facts:
+    grid = _grid(reading, quick)
+    return Facts(
+        reading=reading.name,
+        file=f"{study.file}{reading.suffix}",
         settings=_settings(grid),
         realisations=_realisations(grid),
         runs=len(grid),
         left_out=_left_out(runs),
-        differences=study.differences,
-        reason=study.reason,
+        differences=reading.differences,
         seconds=sum(row["seconds"] for row in (*runs.rows, *runs.left_out)),
     )
-    with replaced_directory(out / outcome.folder) as beside:
-        draw(study, runs, beside)
-        text = json.dumps(outcome.to_dict(), indent=1, allow_nan=False)
-        (beside / OUTCOME).write_text(text + "\n", encoding="utf-8")
-    return outcome
 
 
 def outcomes(out: str | Path) -> list[Outcome]:
@@ -245,87 +290,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-# --- the page ------------------------------------------------------------------------------------
-
-
-def page(outcomes: Sequence[Outcome], title: str = "") -> str:
-    """The Markdown of a paper's figures, with the verdict on each claim.
-
-    A figure is expected beside the page, under the name it has in the store.
-    """
-    total: Counter[Verdict] = Counter()
-    for outcome in outcomes:
-        total.update(outcome.count())
-    head = [
-        f"# {title}" if title else "",
-        f"{len(outcomes)} {'study' if len(outcomes) == 1 else 'studies'} of the paper's figures. "
-        + _counted(total),
-    ]
-    return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
-
-
-def _section(outcome: Outcome) -> str:
-    lines = [f"## {outcome.heading}", f"![{outcome.heading}]({outcome.file}.png)"]
-    if outcome.quick:
-        lines.append("*The quick version: fewer and smaller runs than the paper's.*")
-    if outcome.claims:
-        lines += [_table(outcome.claims), _counted(outcome.count())]
-    lines.append(_facts(outcome))
-    return "\n\n".join(lines)
-
-
-def _table(claims: Sequence[Judged]) -> str:
-    rows = ["| claim | paper | ours, with 95 % interval | verdict |", "| --- | --- | --- | --- |"]
-    for judged in claims:
-        verdict = f"**{judged.finding.verdict}**"
-        cells = (judged.text, judged.paper, _ours(judged.finding), verdict)
-        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(rows)
-
-
-def _ours(finding: Finding) -> str:
-    effect, low, high = (_number(n) for n in (finding.effect, finding.low, finding.high))
-    numbers = f"{effect} [{low}, {high}] " if math.isfinite(finding.effect) else "no number: "
-    return f"{numbers}{finding.unit}" + (f" ({finding.note})" if finding.note else "")
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")
-
-
-def _counted(count: dict[Verdict, int]) -> str:
-    return "**Verdicts**: " + ", ".join(f"{v} {count[v]}" for v in _VERDICTS) + "."
-
-
-def _facts(outcome: Outcome) -> str:
-    facts = {
-        "settings": "; ".join(
-            f"`{name}` {', '.join(map(_value, values))}"
-            for name, values in outcome.settings.items()
-            if name != "seed"
-        ),
-        "runs": f"{outcome.runs}, {_either(outcome.realisations)} realisations of each setting",
-        "time": f"{outcome.seconds:.0f} s of one process, for training and analysing its runs, "
-        "which studies share",
-        "command": f"`{outcome.command}`",
-        "files": ", ".join(f"[{k.upper()}]({outcome.file}.{k})" for k in ("svg", "pdf", "csv")),
-    }
-    lines = [f"- {name}: {text}" for name, text in facts.items()]
-    if outcome.reason and outcome.count()["does not hold"] and not outcome.quick:
-        lines.insert(0, f"- why claims do not hold: {outcome.reason}")
-    lines += (f"- differs from the paper: {text}" for text in outcome.differences)
-    lines += (f"- left out: {text}" for text in outcome.left_out)
-    return "\n".join(lines)
-
-
-def _either(numbers: Sequence[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return " and ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from lowland.studies.panels import Panel
 
 Verdict = Literal["holds", "does not hold", "undecided"]
+# A check cannot fail where the code is right: an identity, or a rule by which trainings end. What
+# is restated is judged elsewhere as well. What is ours no paper says: it backs a reason, or asks
+# further. None of these is counted.
+Kind = Literal["claim", "restated", "check", "ours"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,9 @@ class Finding:
     unit: str  # what the effect is, in words
     verdict: Verdict
     note: str = ""
+    bottom: float | None = None  # the claim holds if the effect is not below this
+    top: float | None = None  # and not above this
+    percent: bool = False  # whether the effect is a share, to be told in per cent
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,19 @@ class Claim:
     text: str  # "The gap falls with the learning rate."
     paper: str  # what the paper reports, with the figure: "Fig. 3A: falls"
     test: "Callable[[Runs], Finding]"
+    kind: Kind = "claim"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of a paper's settings: its runs, and how they differ from what is printed."""
+
+    name: str  # "as printed"; empty where there is only one
+    grid: Grid  # the paper's settings, ten realisations
+    quick: Grid  # a smaller version, about a minute on two cores
+    differences: tuple[str, ...] = ()  # from the paper's settings, in words
+    suffix: str = ""  # of its files
+    at_limit: bool = False  # whether networks count that ended at their limit of epochs
 
 
 @dataclass(frozen=True)
@@ -40,12 +60,14 @@ class Study:
 
     name: str  # "feng-tu:fig3"
     title: str
-    grid: Grid  # the paper's settings, ten realisations
-    quick: Grid  # a smaller version, about a minute on two cores
+    grid: Grid
+    quick: Grid
     panels: "tuple[Panel, ...]"
     claims: tuple[Claim, ...]
-    differences: tuple[str, ...] = ()  # from the paper's settings, in words
+    differences: tuple[str, ...] = ()
     reason: str = ""  # why claims do not hold in full, where it was found
+    reading: str = ""  # the name of the reading whose runs these are
+    others: tuple[Reading, ...] = ()  # further readings: the same claims are judged in each
 
     @property
     def paper(self) -> str:
@@ -56,3 +78,8 @@ class Study:
     def file(self) -> str:
         """The name of its files, without the colon, which not every file system takes."""
         return self.name.replace(":", "-")
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """All readings, the study's own first."""
+        return Reading(self.reading, self.grid, self.quick, self.differences), *self.others

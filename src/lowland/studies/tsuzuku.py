@@ -1,24 +1,23 @@
 """The figures of Tsuzuku, Sato & Sugiyama, "Normalized flat minima" (ICML 2020).
 
-Fig. 1, 3 and 4 show the same trained networks, so they share their runs.
+Fig. 1, 3 and 4 show the same trained networks, so they share their runs. What the paper argues by
+algebra is in ``tsuzuku_algebra``.
 """
 
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from lowland.studies.claims import Test, between, correlated, on, rises, stronger, weaker
-from lowland.studies.evidence import Column, Runs
-from lowland.studies.panels import Against, Panel, Scatter
-from lowland.studies.study import Claim, Study
+from lowland.studies.claims import between, correlated, on, rises, stronger, weaker
+from lowland.studies.evidence import Runs
+from lowland.studies.panels import Panel, Scatter
+from lowland.studies.study import Claim, Reading, Study
 from lowland.sweep.grid import Grid
-
-Numbers = Callable[[Runs], np.ndarray]  # one for each run
 
 SHARPNESS, TRACE = "normalized_sharpness", "trace"
 
@@ -29,11 +28,12 @@ _ADAM: dict[str, Any] = {
     "stop_loss": 0.01,
     "measures": (TRACE, SHARPNESS),
 }
-_FEW: dict[str, Any] = {"batch_size": 32, "max_epochs": 500}  # of some hundred or thousand images
-_NETWORKS = "lowland.studies.residual"
+FEW: dict[str, Any] = {"batch_size": 32, "max_epochs": 500}  # of some hundred or thousand images
+NETWORKS = "lowland.studies.residual"
+_NEVER = 1e-12  # a training loss that is not reached
 
 
-def _realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
+def realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
     """A grid of realisations, each with images and random labels of its own, as in the paper."""
     grids = [
         Grid(**{**_ADAM, "label_noise": list(noises), "seed": i, "data_seed": i, **keys})
@@ -55,6 +55,8 @@ class Task:
     full: Grid
     quick: Grid
     paper: Grid  # for a GPU
+    fixed: Grid  # trained for so many epochs as the paper does, whatever the loss
+    fixed_quick: Grid
 
 
 def _task(
@@ -62,16 +64,20 @@ def _task(
     place: str,
     sizes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
     seeds: tuple[int, int],
+    epochs: int,
     **keys: Any,
 ) -> Task:
     full, quick, paper = ({**keys, **own} for own in sizes)
+    fixed = {"stop_loss": _NEVER, "max_epochs": epochs}
     return Task(
         words,
         place,
         {name: sorted({own[name] for own in (full, quick, paper)}) for name in ("network", "data")},
-        _realisations(seeds[0], _NOISES, **{**_FEW, **full}),
-        _realisations(seeds[1], [0.0, 0.5, 1.0], **{**_FEW, **quick, "stop_loss": 0.05}),
-        _realisations(9, _NOISES, batch_size=128, max_epochs=1000, **paper),
+        realisations(seeds[0], _NOISES, **{**FEW, **full}),
+        realisations(seeds[1], [0.0, 0.5, 1.0], **{**FEW, **quick, "stop_loss": 0.05}),
+        realisations(9, _NOISES, batch_size=128, max_epochs=1000, **paper),
+        realisations(seeds[0], _NOISES, **{**FEW, **full, **fixed}),
+        realisations(seeds[1], [0.0, 0.5, 1.0], **{**FEW, **quick, **fixed}),
     )
 
 
@@ -84,6 +90,7 @@ MLP = _task(
         {"data": "mnist", "network": "784-1024-1024-1024-10"},
     ),
     (9, 4),
+    50,
     network="784-128-128-128-10",
     bias=True,
 )
@@ -96,6 +103,7 @@ LENET = _task(
         {"data": "mnist"},
     ),
     (5, 2),
+    50,
     network="lenet",
     bias=True,
 )
@@ -103,7 +111,8 @@ LENET_CIFAR = _task(
     "LeNet on CIFAR-10",
     "bottom left",
     ({"per_class": 200, "test_per_class": 200}, {"per_class": 10, "test_per_class": 50}, {}),
-    (3, 2),
+    (9, 2),
+    100,
     data="cifar10",
     network="lenet",
     bias=True,
@@ -114,11 +123,12 @@ RESNET = _task(
     (
         {"per_class": 50, "test_per_class": 200, "batch_size": 50},
         {"per_class": 5, "test_per_class": 50, "batch_size": 20},
-        {"network": f"{_NETWORKS}:wrn_16_4"},
+        {"network": f"{NETWORKS}:wrn_16_4"},
     ),
-    (3, 2),
+    (9, 2),
+    200,
     data="cifar10",
-    network=f"{_NETWORKS}:wrn_10_1",
+    network=f"{NETWORKS}:wrn_10_1",
 )
 TASKS = (MLP, LENET, LENET_CIFAR, RESNET)
 
@@ -140,33 +150,12 @@ def accuracy_gap(runs: Runs) -> np.ndarray:
     return runs.column("test_error") - runs.column("train_error")
 
 
-# --- trained networks, rescaled ------------------------------------------------------------------
-
-
-def rescaled(measure: str, by: str = "as_trained") -> str:
-    """The column with a measure of the network as trained, or after a rescaling.
-
-    Both were recorded with the run, in double precision: see ``rescalings`` of a configuration.
-    """
-    return f"rescaled.{by}.{measure}"
-
-
-def ratio(measure: str, by: str) -> Numbers:
-    """A measure after a rescaling over what it was before."""
-
-    def column(runs: Runs) -> np.ndarray:
-        return runs.column(rescaled(measure, by)) / runs.column(rescaled(measure))
-
-    column.__name__ = f"{measure} rescaled by {by} over that as trained"
-    return column
-
-
 # --- figures -------------------------------------------------------------------------------------
 
 
 def _scatter(task: Task, column: str, label: str) -> Panel:
     axes = column, accuracy_gap, label, "accuracy gap"
-    return Scatter(*axes, where=task.where, title=task.words)
+    return Scatter(*axes, by="label_noise", where=task.where, title=task.words)
 
 
 def _fitted(task: Task) -> Claim:
@@ -174,6 +163,7 @@ def _fitted(task: Task) -> Claim:
         f"{task.words}: the training accuracy is near 1.",
         "Sec. 6.1: near 1 even with random labels",
         on(task.where, on(Runs.with_left_out, between(train_accuracy, 0.99, math.inf))),
+        kind="check",  # training ends when the loss is small
     )
 
 
@@ -220,9 +210,15 @@ _FIG4 = (*(claim for task in TASKS for claim in _without_normalization(task)), _
 _PANELS3 = tuple(_scatter(task, SHARPNESS, "normalized sharpness") for task in TASKS)
 _PANELS4 = tuple(_scatter(task, TRACE, "trace of the Hessian") for task in TASKS)
 
-_SAME = (
+_STOPPED = (
     "Training stops when the training loss is below 0.01 (0.05 in the quick version), so that all "
     "networks fit their labels equally well; the paper trains for 50, 100 or 200 epochs.",
+)
+_FIXED = (
+    "Training takes 50 epochs (MNIST), 100 (LeNet on CIFAR-10) or 200 (Wide ResNet), as in the "
+    "paper, but of fewer images: that is fewer steps.",
+)
+_SAME = (
     "The diagonal of the Hessian is exact; the paper estimates it from differences of gradients "
     "(Eq. 61). BatchNorm is in evaluation mode, of which the paper says nothing.",
     "Every ratio of random labels occurs equally often; the paper draws it at random.",
@@ -230,14 +226,23 @@ _SAME = (
 )
 _RESNET_SIZE = (
     "A Wide ResNet 10-1 (77,850 parameters) on 500 images stands for the 16-4 (2.7 million) on "
-    "50,000: see tsuzuku:paper. 33 networks in place of 100; batches of 50 in place of 128.",
+    "50,000: see tsuzuku:paper. 99 networks in place of 100; batches of 50 in place of 128.",
 )
 _SIZES = (
     "The networks learn from fewer images: 2,000 (MLP, 99 networks), 1,000 (LeNet on MNIST, 55) "
-    "and 2,000 (LeNet on CIFAR-10, 33) in place of 60,000 and 50,000 (100 networks each), with "
+    "and 2,000 (LeNet on CIFAR-10, 99) in place of 60,000 and 50,000 (100 networks each), with "
     "batches of 32 in place of 128, and are tested on 2,000.",
     "The paper does not give the sizes of its MLP; this one has three hidden layers of 128.",
 )
+
+_TO_A_LOSS, _FOR_EPOCHS = "to one loss", "for fixed epochs"
+
+
+def _for_epochs(grid: Grid, quick: Grid, *differences: str) -> Reading:
+    """The reading in which networks are trained as long as the paper does, whatever their loss."""
+    told = (*_FIXED, *differences, *_SAME)
+    return Reading(_FOR_EPOCHS, grid, quick, told, suffix="-epochs", at_limit=True)
+
 
 FIGURE1 = Study(
     name="tsuzuku:fig1",
@@ -248,8 +253,13 @@ FIGURE1 = Study(
         _scatter(RESNET, TRACE, "trace of the Hessian"),
         _scatter(RESNET, SHARPNESS, "normalized sharpness"),
     ),
-    claims=(_fitted(RESNET), *_without_normalization(RESNET), *_distinguished(RESNET)),
-    differences=(*_RESNET_SIZE, *_SAME),
+    claims=tuple(
+        replace(claim, kind="check" if claim.kind == "check" else "restated")  # Fig. 3 and 4
+        for claim in (_fitted(RESNET), *_without_normalization(RESNET), *_distinguished(RESNET))
+    ),
+    differences=(*_STOPPED, *_RESNET_SIZE, *_SAME),
+    reading=_TO_A_LOSS,
+    others=(_for_epochs(RESNET.fixed, RESNET.fixed_quick, *_RESNET_SIZE),),
 )
 FIGURE3 = Study(
     name="tsuzuku:fig3",
@@ -258,7 +268,9 @@ FIGURE3 = Study(
     quick=_all("quick"),
     panels=_PANELS3,
     claims=_FIG3,
-    differences=(*_SIZES, *_RESNET_SIZE, *_SAME),
+    differences=(*_STOPPED, *_SIZES, *_RESNET_SIZE, *_SAME),
+    reading=_TO_A_LOSS,
+    others=(_for_epochs(_all("fixed"), _all("fixed_quick"), *_SIZES, *_RESNET_SIZE),),
 )
 FIGURE4 = Study(
     name="tsuzuku:fig4",
@@ -267,115 +279,9 @@ FIGURE4 = Study(
     quick=_all("quick"),
     panels=_PANELS4,
     claims=_FIG4,
-    differences=(*_SIZES, *_RESNET_SIZE, *_SAME),
-)
-
-# --- invariance ----------------------------------------------------------------------------------
-
-_PLAIN = {"network": "784-128-128-128-10"}
-_NORMED = {"network": f"{_NETWORKS}:wrn_10_2"}
-_MATRIX, _RAO = "matrix_normalized_sharpness", "fisher_rao"
-
-
-def _rescalable(seeds: int, noises: Sequence[float], per_class: int) -> Grid:
-    """MLPs without biases, which a split leaves whole, and some networks with BatchNorm."""
-    measures = {"measures": (TRACE, SHARPNESS, _MATRIX, _RAO)}
-    rescalings = {"rescalings": ("units", "layers", "split")}
-    plain = {**_FEW, **_PLAIN, **measures, **rescalings, "per_class": per_class}
-    few = {"per_class": per_class // 10, "test_per_class": 10, "batch_size": 20}
-    normed = {**_FEW, **_NORMED, "data": "cifar10", **few, "rescalings": "norms"}
-    return _realisations(seeds, noises, **plain) + _realisations(seeds - 2, [0.0], **normed)
-
-
-def _same(measure: str, by: str) -> Test:
-    return on(_PLAIN, between(ratio(measure, by), 0.99, 1.01))
-
-
-def _changes(measure: str, where: dict[str, Any], by: str, sign: int = 1) -> Test:
-    """A rescaling makes the measure larger (sign 1) or smaller (-1): its logarithm changes so."""
-
-    def column(runs: Runs) -> np.ndarray:
-        return sign * np.log10(ratio(measure, by)(runs))
-
-    side = "larger" if sign > 0 else "smaller"
-    column.__name__ = f"powers of ten by which {measure} is {side} rescaled by {by}"
-    return on(where, between(column, 0.0, math.inf))
-
-
-def _before_and_after(measure: str, label: str) -> Panel:
-    columns: dict[str, Column] = {
-        "as trained": rescaled(measure),
-        "units rescaled (Eq. 15, 16)": rescaled(measure, "units"),
-        "layers in halves (Eq. 26-30)": rescaled(measure, "split"),
-    }
-    return Against("label_noise", columns, label, log="y", where=_PLAIN)
-
-
-RESCALING = Study(
-    name="tsuzuku:rescaling",
-    title="Sharpness of the same functions with other weights",
-    grid=_rescalable(5, [0.0, 0.5, 1.0], 100),
-    quick=_rescalable(4, [0.0, 1.0], 20),
-    panels=(
-        _before_and_after(SHARPNESS, "normalized sharpness"),
-        _before_and_after(TRACE, "trace of the Hessian"),
-        _before_and_after(_MATRIX, "matrix-normalized sharpness"),
-        _before_and_after(_RAO, "Fisher-Rao norm"),
-    ),
-    claims=(
-        Claim(
-            "Rescaling hidden units leaves normalized sharpness as it is.",
-            "Eq. 15-17: invariant",
-            _same(SHARPNESS, "units"),
-        ),
-        Claim(
-            "Rescaling hidden units makes the trace of the Hessian larger.",
-            "Sec. 5.1: arbitrarily large",
-            _changes(TRACE, _PLAIN, "units"),
-        ),
-        Claim(
-            "Rescaling whole layers leaves matrix-normalized sharpness as it is.",
-            "Eq. 13: invariant",
-            _same(_MATRIX, "layers"),
-        ),
-        Claim(
-            "Rescaling hidden units makes matrix-normalized sharpness larger.",
-            "Sec. 5.1: matrix-wise control is insufficient",
-            _changes(_MATRIX, _PLAIN, "units"),
-        ),
-        Claim(
-            "Layers in two equal halves have half the Fisher-Rao norm.",
-            "Eq. 26-30: a factor of 2",
-            on(_PLAIN, between(ratio(_RAO, "split"), 0.49, 0.51)),
-        ),
-        Claim(
-            "Layers in two equal halves have the same normalized sharpness.",
-            "Eq. 26-30: kept the same",
-            _same(SHARPNESS, "split"),
-        ),
-        Claim(
-            "Layers in two equal halves have the same matrix-normalized sharpness.",
-            "Sec. 7.3: invariant as well",
-            _same(_MATRIX, "split"),
-        ),
-        Claim(
-            "Rescaling weights before BatchNorm leaves normalized sharpness as it is.",
-            "Sec. 1 and 5.2: free from known scale dependence",
-            on(_NORMED, between(ratio(SHARPNESS, "norms"), 0.99, 1.01)),
-        ),
-        Claim(
-            "Larger weights before BatchNorm make the trace of the Hessian smaller.",
-            "Sec. 1: scale dependence appears with normalisation layers",
-            _changes(TRACE, _NORMED, "norms", -1),
-        ),
-    ),
-    differences=(
-        "The paper argues by algebra; these are its transformations of trained networks, with "
-        "units' factors between 0.1 and 10, and 10 for layers and weights before BatchNorm.",
-        "The halves are added before the ReLU, in Eq. 26 after it: function and derivatives are "
-        "the same. The paper says that going from two halves to one matrix halves the Fisher-Rao "
-        "norm; by its Eq. 25 it doubles it.",
-    ),
+    differences=(*_STOPPED, *_SIZES, *_RESNET_SIZE, *_SAME),
+    reading=_TO_A_LOSS,
+    others=(_for_epochs(_all("fixed"), _all("fixed_quick"), *_SIZES, *_RESNET_SIZE),),
 )
 
 PAPER = Study(
@@ -388,9 +294,10 @@ PAPER = Study(
     differences=(
         "The paper does not give the sizes of its MLP; this one has three hidden layers of 1,024.",
         "99 networks of each kind in place of 100.",
+        *_STOPPED,
         *_SAME,
     ),
 )
 
-STUDIES = (FIGURE1, FIGURE3, FIGURE4, RESCALING)
+STUDIES = (FIGURE1, FIGURE3, FIGURE4)
 LARGE = (PAPER,)  # days on a few cores: run only when named

@@ -199,6 +199,7 @@ def _train_together(networks: Sequence[_Network], tell: Callable[[TrainingProgre
         [subject.settings for subject in subjects],
         tell,
         loss=subjects[0].loss,
+        judged=[subject.judged for subject in subjects],
     )
     for network, training in zip(networks, trainings, strict=True):
         network.training = training

@@ -32,14 +32,19 @@ def train(
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
     *,
     loss: LossLike = "cross_entropy",
+    judged: int | None = None,
 ) -> Training:
-    """Train ``model`` in place until the loss of the whole training set is small.
+    """Train ``model`` in place until the loss of the training set is small.
+
+    Loss and error after each epoch are those of all samples, or of the first ``judged`` ones:
+    those with true labels, where others have wrong ones.
 
     The order of the data and all noise are drawn from the settings' seed; the global random state
     is as before. Batch statistics and dropout are those of training while it trains, and frozen
     where the loss is taken; the model's mode is as before.
     """
-    trained = run(model, data, settings or TrainingSettings(), resolve(loss).on(data[1]), progress)
+    criterion = resolve(loss).on(data[1])
+    trained = run(model, data, settings or TrainingSettings(), criterion, progress, judged)
     if trained.failure is not None:
         raise InputError(trained.failure)
     return trained
@@ -51,9 +56,11 @@ def run(
     settings: TrainingSettings,
     loss: Loss,
     progress: Callable[[int, float], None],
+    judged: int | None = None,
 ) -> Training:
     """As :func:`train`; a training that diverges is returned like any other."""
     check_batch(settings, data)
+    check_goal(settings, data, loss, judged)
     modes = [(module, module.training) for module in model.modules()]
     grads = [(p, p.grad) for p in model.parameters()]
     for p, _ in grads:
@@ -62,7 +69,7 @@ def run(
     with _threads_that_pay(model), torch.random.fork_rng(device):
         torch.manual_seed(settings.seed)  # for the model's own dropout
         try:
-            return _run(model, data, settings, loss, progress)
+            return _run(model, data, settings, loss, progress, judged)
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -76,6 +83,20 @@ def check_batch(settings: TrainingSettings, data: Data) -> None:
         raise InputError(
             f"batch_size is {settings.batch_size}, but there are {len(data[0])} training samples; "
             "use a smaller batch or more data"
+        )
+
+
+def check_goal(settings: TrainingSettings, data: Data, loss: Loss, judged: int | None) -> None:
+    """Raise if the samples that judge a training are not there, or have no accuracy to reach."""
+    if judged is not None and not 1 <= judged <= len(data[0]):
+        raise InputError(
+            f"judged is {judged}, but there are {len(data[0])} training samples; name from 1 to "
+            "that many"
+        )
+    if settings.stop_accuracy and not loss.has_errors(data[1]):
+        raise InputError(
+            f"stop_accuracy is {settings.stop_accuracy}, but the targets are no classes; leave it "
+            "out"
         )
 
 
@@ -97,6 +118,7 @@ def _run(
     settings: TrainingSettings,
     loss: Loss,
     progress: Callable[[int, float], None],
+    judged: int | None,
 ) -> Training:
     began = time.perf_counter()
     X, y = data
@@ -151,7 +173,7 @@ def _run(
                 swa_utils.update_bn(X.split(settings.batch_size), model)
         elif settings.average:
             _settle(model, models, [p.detach() for p in models[0].parameters()])
-        epochs.append(_evaluated(model, data, loss))
+        epochs.append(_evaluated(model, (X[:judged], y[:judged]), loss))
         progress(len(epochs), epochs[-1].loss)
     return Training(settings, epochs, time.perf_counter() - began)
 
@@ -161,10 +183,13 @@ def _penalise(model: nn.Module, beta: float, penalty: str) -> None:
     """Add the gradient of the penalty to that of the loss."""
     if not beta:
         return
-    for p in model.parameters():
-        if p.grad is not None and p.ndim > 1:
-            norm = p.norm().clamp_min(torch.finfo(p.dtype).tiny)
-            p.grad.add_(p * (beta / norm if penalty == "norm" else 2 * beta))
+    weights = [p for p in model.parameters() if p.grad is not None and p.ndim > 1]
+    norms = [p.norm() for p in weights]
+    if penalty == "global_norm" and norms:
+        norms = [torch.stack(norms).norm()] * len(weights)
+    for p, norm in zip(weights, norms, strict=True):
+        factor = beta / norm.clamp_min(torch.finfo(p.dtype).tiny)
+        p.grad.add_(p * (2 * beta if penalty == "squared" else factor))  # type: ignore[union-attr]
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from lowland.losses import Loss, LossLike, resolve
 from lowland.optim import norms_only
 from lowland.training import loop
 from lowland.training.loop import Data
-from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
+from lowland.training.settings import Epoch, Penalty, Training, TrainingSettings, epochs_left, over
 from lowland.training.stack import (
     DenseForward,
     Dropouts,
@@ -55,6 +55,7 @@ def train_many(
     progress: Callable[[TrainingProgress], None] = lambda now: None,
     *,
     loss: LossLike = "cross_entropy",
+    judged: Sequence[int | None] | None = None,
 ) -> list[Training]:
     """Train every model in place with its own settings, many at a time.
 
@@ -72,18 +73,24 @@ def train_many(
         settings: of each run.
         progress: called after every epoch.
         loss: a name, a torch loss or a function that returns one loss per sample.
+        judged: how many leading samples of each run judge it, see :func:`train`; None for all.
     """
     pairs: list[Data] = [data] * len(models) if _is_pair(data) else list(data)  # type: ignore
+    judges = [None] * len(models) if judged is None else list(judged)
     if not len(models) == len(pairs) == len(settings):
         raise InputError(
             f"there are {len(models)} models, {len(pairs)} data sets and {len(settings)} settings; "
             "give one of each for every run"
         )
+    if len(judges) != len(models):
+        raise InputError(f"judged has {len(judges)} numbers for {len(models)} models; give as many")
     for run_settings, pair in zip(settings, pairs, strict=True):
         loop.check_batch(run_settings, pair)
     criterion = resolve(loss)
-    each = zip(range(len(models)), models, pairs, settings, strict=True)
+    each = zip(range(len(models)), models, pairs, settings, judges, strict=True)
     runs = [_Run(*given, criterion.on(given[2][1])) for given in each]
+    for run in runs:
+        loop.check_goal(run.settings, run.data, run.loss, run.judged)
     watch = _Watch(runs, progress)
     for group, forward in _groups(runs):
         if forward is not None:
@@ -98,10 +105,16 @@ class _Run:
     """A network that is being trained, with its epochs so far."""
 
     def __init__(
-        self, number: int, model: nn.Module, data: Data, settings: TrainingSettings, loss: Loss
+        self,
+        number: int,
+        model: nn.Module,
+        data: Data,
+        settings: TrainingSettings,
+        judged: int | None,
+        loss: Loss,
     ) -> None:
         self.number, self.model, self.data, self.settings = number, model, data, settings
-        self.loss = loss
+        self.judged, self.loss = judged, loss
         self.epochs: list[Epoch] = []
         self.seconds = 0.0
 
@@ -148,7 +161,8 @@ def _groups(runs: Sequence[_Run]) -> Iterator[tuple[list[_Run], Forward | None]]
     for run in runs:
         kind = kind_of(run.model) if run.settings.optimizer in STACKED else None
         X, y = run.data
-        alike = (X.shape, X.dtype, y.shape, run.settings.batch_size, run.settings.optimizer)
+        its = run.settings
+        alike = (X.shape, X.dtype, y.shape, its.batch_size, its.optimizer, run.judged)
         groups.setdefault((kind, *alike) if kind else run, []).append(run)
     for key, group in groups.items():
         some = [run.data[0][:2] for run in group]
@@ -168,7 +182,7 @@ def _alone(run: _Run, watch: _Watch) -> None:
         run.epochs.append(Epoch(value, None, 0.0))
         watch([run])
 
-    trained = loop.run(run.model, run.data, run.settings, run.loss, tell)
+    trained = loop.run(run.model, run.data, run.settings, run.loss, tell, run.judged)
     run.epochs, run.seconds = trained.epochs, trained.seconds
 
 
@@ -221,7 +235,7 @@ class _StackedTraining:
         epoch = len(self.runs[0].epochs) + 1
         settings = [run.settings for run in self.runs]
         decay = {}
-        for penalty in ("squared", "norm"):
+        for penalty in get_args(Penalty):
             beta = [s.decay_in(epoch) * (s.penalty == penalty) for s in settings]
             if any(beta):
                 decay[penalty] = self._each(beta)
@@ -275,17 +289,26 @@ class _StackedTraining:
             for leaf in leaves.values():
                 leaf.requires_grad_(False)
         grads = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
-        for name, g in grads.items():
-            w = self.weights[name]
-            if w.ndim < 3:  # a bias
-                continue
-            # Not in place: two parameters may have been given one tensor.
-            if "squared" in decay:
-                grads[name] = g = torch.addcmul(g, w, column(2 * decay["squared"], w))
-            if "norm" in decay:
-                norms = squares(w).sqrt().clamp_min(torch.finfo(w.dtype).tiny)
-                grads[name] = torch.addcmul(g, w, column(decay["norm"] / norms, w))
+        self._penalise(grads, decay)
         return grads, slope
+
+    def _penalise(self, grads: Weights, decay: Weights) -> None:
+        """Add the gradients of the penalties to those of the losses."""
+        if not decay:
+            return
+        weights = {name: self.weights[name] for name in grads if self.weights[name].ndim > 2}
+        sizes = {name: squares(w) for name, w in weights.items()}
+        total = sum(sizes.values(), torch.zeros(()))
+        for name, w in weights.items():
+            factor = torch.zeros(())
+            for penalty, beta in decay.items():
+                if penalty == "squared":
+                    factor = factor + 2 * beta
+                else:
+                    size = sizes[name] if penalty == "norm" else total
+                    factor = factor + beta / size.sqrt().clamp_min(torch.finfo(w.dtype).tiny)
+            # Not in place: two parameters may have been given one tensor.
+            grads[name] = torch.addcmul(grads[name], w, column(factor, w))
 
     def _each_sample(
         self, of: Callable[[Loss, Tensor, Tensor], Tensor], outputs: Tensor, y: Tensor
@@ -300,7 +323,7 @@ class _StackedTraining:
 
     @torch.no_grad()
     def _evaluated(self) -> list[Epoch]:
-        n = len(self.runs[0].data[0])
+        n = self.runs[0].judged or len(self.runs[0].data[0])
         total = torch.zeros(len(self.runs), dtype=torch.float64)
         wrong = torch.zeros(len(self.runs), dtype=torch.float64)
         has_errors = all(run.loss.has_errors(run.data[1]) for run in self.runs)

@@ -20,9 +20,12 @@ RADII = {
     "functional_sam": 0.05,
 }
 METHODS = ("sgd", "adam", "rmsprop", *RADII, "entropy_sgd", "replicated_sgd", "ivon")
-Penalty = Literal["squared", "norm"]
+Penalty = Literal["squared", "norm", "global_norm"]
 Schedule = Literal["constant", "cosine", "cyclical", "warm_restarts"]
 AverageKind = Literal["swa", "ema"]
+
+# Epochs whose mean accuracy is looked at where the goal has one, as in Feng & Tu's demo.
+_ACCURATE = 9
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,15 @@ class TrainingSettings:
     """How a network is trained; the defaults are Feng & Tu's (Methods) for MNIST.
 
     ``decay`` is the paper's beta. It adds ``beta sum w^2`` to the loss (``penalty="squared"``, as
-    the paper says) or ``beta`` times the sum of the layers' norms (``"norm"``, as its authors'
-    demo does), over weights with two dimensions or more, in the first ``decay_epochs`` epochs.
+    the paper says), ``beta`` times the sum of the layers' norms (``"norm"``), or ``beta`` times one
+    norm of all weights (``"global_norm"``, as its authors' demo does), over weights with two
+    dimensions or more, in the first ``decay_epochs`` epochs.
     ``optimizer`` is a name, or ``pkg.module:factory`` of a function ``(model, settings) -> torch
     optimiser`` whose ``step`` takes a closure. ``radius`` is rho of SAM and its kin; None is their
     own default.
+
+    The goal is a training loss below ``stop_loss``, and, unless ``stop_accuracy`` is 0, a mean
+    accuracy of the last nine epochs above that.
 
     The learning rate changes from step to step: along half a cosine over ``max_epochs``
     (``"cosine"``), along the same in every ``cycle`` epochs (``"warm_restarts"``; Loshchilov &
@@ -62,6 +69,7 @@ class TrainingSettings:
     average_from: int | None = None
     average_decay: float = 0.999
     stop_loss: float = 5e-4
+    stop_accuracy: float = 0.0
     max_epochs: int = 1000
     seed: int = 0
 
@@ -85,6 +93,10 @@ class TrainingSettings:
                 )
         if not 0 <= self.rate_floor <= 1:
             raise InputError(f"rate_floor must be from 0 to 1; got {self.rate_floor}")
+        if not 0 <= self.stop_accuracy < 1:
+            raise InputError(
+                f"stop_accuracy must be at least 0 and below 1; got {self.stop_accuracy}"
+            )
         if self.momentum and self.optimizer in ("adam", "ivon"):
             raise InputError(f"{self.optimizer} has its own momentum; leave momentum at 0")
         if not self.decay >= 0:
@@ -159,7 +171,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Loss and error on the whole training set after an epoch, and the norm of all weights."""
+    """Loss and error on the samples that judge the training, and the norm of all weights."""
 
     loss: float
     error: float | None  # None where the targets are no classes
@@ -229,9 +241,17 @@ def _listed(names: Iterable[str | None]) -> str:
 
 
 def reached(epochs: list[Epoch], settings: TrainingSettings) -> bool:
-    """Whether the last epoch's loss is below the goal, and the network is the one asked for."""
+    """Whether the last epochs are at the goal, and the network is the one asked for."""
     enough = len(epochs) >= max(1, settings.least_epochs)
-    return enough and epochs[-1].loss < settings.stop_loss
+    return enough and epochs[-1].loss < settings.stop_loss and _accurate(epochs, settings)
+
+
+def _accurate(epochs: list[Epoch], settings: TrainingSettings) -> bool:
+    """Whether the last epochs are as accurate as the goal asks; not where that is not known."""
+    if not settings.stop_accuracy:
+        return True
+    errors = [epoch.error for epoch in epochs[-_ACCURATE:] if epoch.error is not None]
+    return bool(errors) and 1 - sum(errors) / len(errors) > settings.stop_accuracy
 
 
 def lost(epochs: list[Epoch]) -> bool:

@@ -4,8 +4,13 @@ Claims use the paper's letters: alpha and B are learning rate and batch size, be
 initial scale, d the dropout, N the training samples of a class and rho the share of random labels.
 """
 
-from lowland.studies.feng_tu import main_text, supplement
+from lowland.studies.feng_tu import equations, main_text, other_networks, supplement
 
 __all__ = ["STUDIES"]
 
-STUDIES = (*main_text.STUDIES, *supplement.STUDIES)
+STUDIES = (
+    *main_text.STUDIES,
+    *supplement.STUDIES,
+    *other_networks.STUDIES,
+    *equations.STUDIES,
+)

@@ -32,6 +32,7 @@ class LayerColumns:
     def mean(self, name: str, directions: slice, words: str) -> Column:
         """The mean of an array over some directions, as a column called ``words``."""
         array = self.array(name)
+        words = f"{words} of {self.title}" if self.title else words
         return _called(words, lambda runs: runs.array(array)[:, directions].mean(axis=1))
 
     @property
@@ -43,6 +44,11 @@ class LayerColumns:
     def flat_sharpness(self) -> Column:
         """The mean sigma_g of the flat directions."""
         return self.mean("sigma_g", slice(N_SHARP, None), "mean sigma_g of flat directions")
+
+    @property
+    def whole_sharpness(self) -> Column:
+        """The mean sigma_g of all directions."""
+        return self.mean("sigma_g", slice(None), "mean sigma_g")
 
     @property
     def size(self) -> Column:
@@ -63,10 +69,9 @@ LAYERS = (
 )
 
 
-def flattest_sharpness(runs: Runs) -> np.ndarray:
-    """The mean sigma_g of the flattest half of all directions."""
-    sigma_g = runs.array("duality/sigma_g")
-    return sigma_g[:, sigma_g.shape[1] // 2 :].mean(axis=1)
+def flat_sigma_g(runs: Runs) -> np.ndarray:
+    """The sigma_g of each flat direction, (runs, n)."""
+    return runs.array("duality/sigma_g")[:, N_SHARP:]
 
 
 def trace(runs: Runs) -> np.ndarray:
@@ -119,11 +124,6 @@ def steepest_drop(runs: Runs) -> np.ndarray:
     """The largest ratio of sigma_g in two successive directions, up to twice n_s."""
     sigma_g = runs.array("duality/sigma_g")[:, : 2 * N_SHARP + 1]
     return (sigma_g[:, :-1] / sigma_g[:, 1:]).max(axis=1)
-
-
-def sharp_share(runs: Runs) -> np.ndarray:
-    """The part of the gap in the sharp directions, by Eq. 11."""
-    return runs.column("sharp") / runs.column("eq11")
 
 
 def mean_term(runs: Runs) -> np.ndarray:

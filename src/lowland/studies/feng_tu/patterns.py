@@ -7,6 +7,7 @@ from typing import Any
 
 from lowland.studies.claims import (
     Test,
+    beside,
     falls,
     falls_most,
     larger_part,
@@ -16,17 +17,19 @@ from lowland.studies.claims import (
     smaller_part,
     unchanged,
 )
+from lowland.studies.directions import rises_everywhere
 from lowland.studies.evidence import Column
 from lowland.studies.feng_tu.columns import (
     HIDDEN,
     LAYERS,
     LayerColumns,
+    flat_sigma_g,
     flat_size_over_sharp_size,
     steepest_drop,
 )
-from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
+from lowland.studies.feng_tu.grids import LETTERS, N_SHARP, NOISY, only
 from lowland.studies.panels import Against, Panel, Spectrum
-from lowland.studies.study import Claim
+from lowland.studies.study import Claim, Kind
 
 _TRENDS: dict[str, Callable[[Column, str], Test]] = {"falls": falls, "rises": rises}
 _MOST = {"falls": falls_most, "rises": rises_most}
@@ -35,9 +38,9 @@ _MOST = {"falls": falls_most, "rises": rises_most}
 Row = tuple[str, str, Test]  # a sentence, where the paper has it, what decides
 
 
-def claims_on(where: dict[str, Any], *rows: Row) -> tuple[Claim, ...]:
-    """Claims about these runs."""
-    return tuple(Claim(text, f"Fig. {paper}", on(where, test)) for text, paper, test in rows)
+def claims_on(where: dict[str, Any], *rows: Row, kind: Kind = "claim") -> tuple[Claim, ...]:
+    """Claims about these runs, all of one kind."""
+    return tuple(Claim(text, f"Fig. {paper}", on(where, test), kind) for text, paper, test in rows)
 
 
 def c_panel(key: str, where: dict[str, Any]) -> Panel:
@@ -138,7 +141,7 @@ def with_random_labels(
     where: dict[str, Any], spectrum: str, size: str, parts: str
 ) -> tuple[Claim, ...]:
     """As the paper says of rho: the gap rises, and mostly in the flat directions."""
-    rho, noisy = "label_noise", {"label_noise": FULL.noises[1:]}
+    rho = "label_noise"
     growth = rises_most("flat", "sharp", rho, of="eq11")
     return claims_on(
         where,
@@ -148,12 +151,16 @@ def with_random_labels(
         (
             "With random labels most of the gap is in the flat part.",
             f"{parts}: dominated by the flat part",
-            on(noisy, larger_part("flat", "eq11")),
+            on(NOISY, larger_part("flat", "eq11")),
         ),
         (
-            "sigma_g rises with rho in the flat directions.",
-            f"{spectrum}: rises significantly",
-            rises(HIDDEN.flat_sharpness, rho),
+            "sigma_g rises with rho in all flat directions.",
+            f"{spectrum}: all the flat directions",
+            beside(
+                rises_everywhere(flat_sigma_g, rho),
+                rises(HIDDEN.flat_sharpness, rho),
+                "the mean of the flat directions",
+            ),
         ),
         (
             "sigma_g falls with rho in the 10 sharpest directions.",
@@ -188,8 +195,16 @@ def in_every_layer(
     for layer, letters in zip(LAYERS, ("ABC", "DEF", "GHI"), strict=True):
         every += claims(key, trend, [f"{figure}{letter}" for letter in letters], layer)
     for before, after in pairwise(LAYERS):
-        flatter = smaller_part(after.column("total_g"), before.column("total_g"), 1.0)
-        larger = larger_part(after.column("total_w_data"), before.column("total_w_data"), 1.0)
+        flatter = beside(
+            smaller_part(after.whole_sharpness, before.whole_sharpness, 1.0),
+            smaller_part(after.column("total_g"), before.column("total_g"), 1.0),
+            "T_g",
+        )
+        larger = beside(
+            larger_part(after.size, before.size, 1.0),
+            larger_part(after.column("total_w_data"), before.column("total_w_data"), 1.0),
+            "T_w",
+        )
         every += claims_on(
             {},
             (f"The loss is flatter in {after.title} than in the one before.", figure, flatter),

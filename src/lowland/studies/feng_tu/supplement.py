@@ -1,12 +1,11 @@
 """The figures of the supplement: their runs, panels and claims."""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from lowland.studies.claims import (
     at_least,
+    beside,
     between,
     correlated,
     falls,
@@ -15,27 +14,25 @@ from lowland.studies.claims import (
     not_monotone,
     on,
     rises,
+    rises_slightly,
     smaller_part,
     unchanged,
 )
-from lowland.studies.evidence import Runs
+from lowland.studies.directions import falls_everywhere, rises_everywhere
 from lowland.studies.feng_tu.builder import (
     DROPPED_LOSS,
     GROWS_AGAIN,
-    NORM,
     OTHER_IMAGES,
-    SPARSER,
+    REPLACED,
     SQUARED,
     study_of,
     tuned,
 )
 from lowland.studies.feng_tu.columns import (
     HIDDEN,
-    LAYERS,
     average,
     eq11_over_gap,
     flat_c_over_sharp_c,
-    flattest_sharpness,
     log_correlation,
     mean_c,
     mean_over_sigma,
@@ -45,7 +42,6 @@ from lowland.studies.feng_tu.columns import (
     squared_sigma_g,
 )
 from lowland.studies.feng_tu.grids import (
-    DEEP,
     DROPPED,
     FITTED,
     LETTERS,
@@ -58,17 +54,14 @@ from lowland.studies.feng_tu.grids import (
 )
 from lowland.studies.feng_tu.main_text import BETA_RATIO, S_RATIO
 from lowland.studies.feng_tu.patterns import (
-    by_sharpness,
-    by_size,
+    Row,
     c_panel,
     claims_on,
-    in_every_layer,
     on_flat,
     three_panels,
     with_random_labels,
 )
 from lowland.studies.panels import Scatter, Spectrum
-from lowland.studies.study import Claim
 
 _S1 = study_of(
     "figS1",
@@ -108,22 +101,27 @@ def _in_s2(key: str) -> dict[str, Any]:
 _S2 = study_of(
     "figS2",
     "The correlation coefficient",
-    lambda v: tuned(v) + v.vary(**v.dropouts) + v.vary(label_noise=v.noises),
+    lambda v: tuned(v) + v.vary(**v.dropouts) + v.vary(**v.noises),
     panels=(*(c_panel(key, _in_s2(key)) for key in PLAIN), c_panel("per_class", OTHER_N)),
     claims=(
         *claims_on(
             {},
             ("0 <= c_n in every direction of every run.", "S2, Eq. 11", at_least(smallest_c, 0.0)),
             (
+                "Among the directions that carry 99 % of the gap the mean c_n of the flat ones is "
+                "that of the sharp ones, within 20 %.",
+                "S2: constant but for very large n",
+                between(flat_c_over_sharp_c, 0.8, 1.2),
+            ),
+        ),
+        *claims_on(
+            {},
+            (
                 "0 <= c_n in the directions that carry 99 % of the gap, in every run.",
                 "S2, Eq. 11",
                 at_least(smallest_c_of_carriers, 0.0),
             ),
-            (
-                "Among these the mean c_n of the flat ones is that of the sharp ones, within 20 %.",
-                "S2: constant but for very large n",
-                between(flat_c_over_sharp_c, 0.8, 1.2),
-            ),
+            kind="restated",
         ),
         *(
             claim
@@ -149,15 +147,30 @@ _S3 = study_of(
         Scatter("eq11", "gap", "$\\Delta L$ (Eq. 11)", "$L_{te} - L_{tr}$", by=varied),
         Scatter("eq11", "test_error", "$\\Delta L$ (Eq. 11)", "test error", by=varied),
     ),
-    claims=claims_on(
-        {},
-        ("Eq. 11 is the gap, within 5 %.", "S3A: exact", between(eq11_over_gap, 0.95, 1.05)),
-        ("Eq. 11 and the gap are one line.", "S3A: exact", correlated("eq11", "gap", 0.99)),
-        ("Eq. 11 goes with the test error.", "S3B: highly", correlated("eq11", "test_error")),
-        ("The training error is 0.", "S3: 0", between("train_error", 0.0, 0.0)),
+    claims=(
+        *claims_on(
+            {},
+            ("Eq. 11 is the gap, within 5 %.", "S3A: exact", between(eq11_over_gap, 0.95, 1.05)),
+            ("Eq. 11 goes with the test error.", "S3B: highly", correlated("eq11", "test_error")),
+        ),
+        *claims_on(
+            {},
+            ("Eq. 11 and the gap are one line.", "S3A: exact", correlated("eq11", "gap", 0.99)),
+            kind="restated",
+        ),
     ),
     differences=(*OTHER_IMAGES, *SQUARED),
 )
+
+
+def _inverse(
+    array: str, name: str, paper: str, above: float = 0.0, which: str = "directions"
+) -> Row:
+    """The claim that F_n falls where an array rises, over directions."""
+    words = f"correlation of log {name} and log F"
+    test = between(log_correlation(array, "duality/flatness", words, above), -math.inf, -0.8)
+    return f"F_n is inversely correlated with {name} over {which}.", paper, test
+
 
 _S4 = study_of(
     "figS4",
@@ -168,27 +181,26 @@ _S4 = study_of(
             *(squared_sigma_g, "duality/flatness", "$\\sigma_{g,n}^2$", "$F_n$"),
             by="learning_rate",
             log="xy",
+            line=False,  # it has two regimes
+        ),
+        Scatter(
+            *("duality/eigenvalue", "duality/flatness", "$H_n$", "$F_n$"),
+            by="learning_rate",
+            log="xy",
+            line=False,
         ),
     ),
-    claims=claims_on(
-        {},
-        *(
-            (
-                f"F_n is inversely correlated with sigma_g over {which}.",
-                "S4: inversely correlated",
-                between(
-                    log_correlation(
-                        *("duality/sigma_g", "duality/flatness"),
-                        *("correlation of log sigma_g and log F", above),
-                    ),
-                    *(-math.inf, -0.8),
-                ),
-            )
-            for which, above in (
-                ("directions", 0.0),
-                ("directions with more than a thousandth of the largest sigma_g", 1e-3),
-            )
+    claims=(
+        *claims_on({}, _inverse("duality/sigma_g", "sigma_g", "S4: inversely correlated")),
+        *claims_on(
+            {},
+            _inverse(
+                *("duality/sigma_g", "sigma_g", "S4: inversely correlated", 1e-3),
+                which="directions with more than a thousandth of the largest sigma_g",
+            ),
+            kind="restated",
         ),
+        *claims_on({}, _inverse("duality/eigenvalue", "H_n", "S4, with 2A: both are sharpness")),
     ),
     differences=(
         "The paper does not say for which settings; these are the learning rates of Fig. 3. F_n "
@@ -258,7 +270,7 @@ _N, _RHO = "per_class", "label_noise"
 _S7 = study_of(
     "figS7",
     "More data, and random labels",
-    lambda v: v.vary(**v.sizes) + v.vary(label_noise=v.noises),
+    lambda v: v.vary(**v.sizes) + v.vary(**v.noises),
     panels=tuple(
         panel
         for key, where in ((_N, OTHER_N), (_RHO, ONE_N))
@@ -270,24 +282,18 @@ _S7 = study_of(
             OTHER_N,
             ("The gap falls with N.", "S7D: falls", falls("eq11", _N)),
             (
-                "sigma_g falls with N in the 10 sharpest directions.",
+                "sigma_g falls with N in all directions.",
                 "S7A: falls in all directions",
-                falls(HIDDEN.sharpness, _N),
+                beside(
+                    falls_everywhere("duality/sigma_g", _N),
+                    falls(HIDDEN.whole_sharpness, _N),
+                    "the mean of all directions",
+                ),
             ),
             (
-                "sigma_g falls with N in the flat directions.",
-                "S7A: falls in all directions",
-                falls(HIDDEN.flat_sharpness, _N),
-            ),
-            (
-                "sigma_g falls with N in the flattest half of all directions.",
-                "S7A: falls in all directions",
-                falls(flattest_sharpness, _N),
-            ),
-            (
-                "The size of the solution, sigma_w, rises with N.",
+                "The size of the solution, sigma_w, rises slightly with N.",
                 "S7B: rises slightly",
-                rises(HIDDEN.size, _N),
+                rises_slightly(HIDDEN.size, _N),
             ),
             ("c_n falls with N.", "S7C: falls", falls(mean_c, _N)),
             ("The sharp part of the gap falls with N.", "S7D: falls", falls("sharp", _N)),
@@ -298,123 +304,37 @@ _S7 = study_of(
                 falls_most("sharp", "flat", _N, of="eq11"),
             ),
         ),
-        *with_random_labels(ONE_N, "S7E", "S7F", "S7H"),
-        *claims_on(ONE_N, ("c_n rises with rho.", "S7G: rises", rises(mean_c, _RHO))),
-    ),
-    differences=(
-        *OTHER_IMAGES,
-        "A random label is uniform over the ten digits, so that a tenth of them are right.",
-    ),
-)
-
-_S8 = study_of(
-    "figS8",
-    "Batch size in a network with four hidden layers",
-    lambda v: v.vary(batch_size=v.batches, **DEEP),
-    panels=tuple(panel for layer in LAYERS for panel in three_panels("batch_size", {}, layer)),
-    claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
-    reason=SPARSER,
-)
-
-_S9 = study_of(
-    "figS9",
-    "Weight decay in a network with four hidden layers",
-    lambda v: v.decayed("squared", **DEEP),
-    panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
-    claims=in_every_layer(by_size, "decay", "falls", "S9"),
-    differences=SQUARED,
-    reason=GROWS_AGAIN,
-)
-
-_S9_NORM = study_of(
-    "figS9-norm",
-    "Weight decay in a network with four hidden layers, with the penalty of the authors' demo",
-    lambda v: v.decayed("norm", **DEEP),
-    panels=_S9.panels,
-    claims=in_every_layer(by_size, "decay", "falls", "S9"),
-    differences=NORM,
-)
-
-_S10 = study_of(
-    "figS10",
-    "A convolutional network on CIFAR-10",
-    lambda v: v.each(v.cnn),
-    panels=(
-        *three_panels("init_scale", only("init_scale")),
-        *three_panels("label_noise", only("label_noise")),
-    ),
-    claims=(
-        *by_size("init_scale", "rises", ["S10A", "S10B", "S10C"]),
-        *with_random_labels(only("label_noise"), "S10D", "S10E", "S10F"),
-    ),
-    images=(
-        "The images are of CIFAR-10, from LOWLAND_DATA: 1,000 to train on, for time, and 1,000 to "
-        "test on. Realisations differ in initial weights and in the order of the data."
-    ),
-    differences=(
-        "The paper gives no settings for this figure: alpha is 0.1, B 25 and rho as in Fig. S7. s "
-        "ends at 1.5, for at this alpha networks from larger weights lose them in the first steps "
-        "and hardly train: two of s = 2 were above a loss of 0.001 after 1,000 epochs.",
-    ),
-)
-
-
-def _settings(*pairs: tuple[float, int]) -> Callable[[Runs], Runs]:
-    """The runs with one of these pairs of learning rate and batch size."""
-
-    def select(runs: Runs) -> Runs:
-        def kept(rows: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-            return tuple(r for r in rows if (r["learning_rate"], r["batch_size"]) in pairs)
-
-        return replace(runs, rows=kept(runs.rows), left_out=kept(runs.left_out))
-
-    return select
-
-
-_RATIO = "learning_rate_over_batch"
-# Of two of the paper's nine settings the ratio is the same: 0.05 with 100, and 0.1 with 200.
-_RATES, _BATCHES = [0.02, 0.05, 0.1], [25, 100, 200]
-_EIGHT = _settings(*((a, b) for a in _RATES for b in _BATCHES if (a, b) != (0.05, 100)))
-_EQUAL = (((0.05, 100), (0.1, 200)), ((0.005, 25), (0.02, 100)), ((0.05, 200), (0.1, 400)))
-
-_S11 = study_of(
-    "figS11",
-    "The ratio of learning rate and batch size",
-    lambda v: v.each(v.ratios, measures=(_RATIO,)) + v.sgd(measures=(_RATIO,)),
-    panels=three_panels(_RATIO, {"learning_rate": _RATES, "batch_size": _BATCHES}),
-    claims=(
         *claims_on(
-            {},
-            ("The gap falls with alpha / B.", "S11C", on(_EIGHT, falls("eq11", _RATIO))),
-            ("The sharp part falls with alpha / B.", "S11C", on(_EIGHT, falls("sharp", _RATIO))),
+            OTHER_N,
+            *(
+                (
+                    f"sigma_g falls with N in the {which}.",
+                    "S7A: falls in all directions",
+                    falls(column, _N),
+                )
+                for which, column in (
+                    ("10 sharpest directions", HIDDEN.sharpness),
+                    ("flat directions", HIDDEN.flat_sharpness),
+                )
+            ),
+            kind="restated",
+        ),
+        *with_random_labels(ONE_N, "S7E", "S7F", "S7H"),
+        *claims_on(
+            ONE_N,
             (
-                "The size of the solution, sigma_w, does not change with alpha / B.",
-                "S11B",
-                on(_EIGHT, unchanged(HIDDEN.size, _RATIO)),
+                "c_n rises with rho for all n.",
+                "S7G: rises, for all n",
+                beside(
+                    rises_everywhere("duality/c", _RHO),
+                    rises(mean_c, _RHO),
+                    "the mean over directions",
+                ),
             ),
         ),
-        *(
-            Claim(
-                f"{words} for alpha {a:g}, B {b} as for alpha {other_a:g}, B {other_b}, to 5 %.",
-                "Fig. S11: a single dependence on alpha / B",
-                on(
-                    _settings((a, b), (other_a, other_b)),
-                    unchanged(column, "batch_size", within=0.05),
-                ),
-            )
-            for words, column in (
-                ("The gap is the same", "eq11"),
-                ("The sharpness of the sharp directions is the same", HIDDEN.sharpness),
-            )
-            for (a, b), (other_a, other_b) in _EQUAL
-        ),
     ),
-    differences=(
-        "Beside the paper's nine settings there are those of Fig. 3, so that three pairs have "
-        "equal ratios; the panels show those of the nine that converged.",
-    ),
-    reason=SPARSER,
+    differences=(*OTHER_IMAGES, *REPLACED),
 )
 
 
-STUDIES = (_S1, _S2, _S3, _S4, _S5, _S6, _S7, _S8, _S9, _S9_NORM, _S10, _S11)
+STUDIES = (_S1, _S2, _S3, _S4, _S5, _S6, _S7)

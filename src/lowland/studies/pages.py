@@ -1,0 +1,227 @@
+"""The page of a paper: what stands, what does not, and every claim with its drawn interval."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lowland.studies.reproduce import VERDICTS, Facts, Judged, Outcome
+from lowland.studies.study import Finding, Verdict
+
+_CELLS = 21  # of a drawn interval
+_LEGEND = (
+    "Every claim is judged by the 95 % interval of its effect over realisations: it *holds* if the "
+    "interval lies where the claim says (drawn `░`), *does not hold* if it lies elsewhere (`·`), "
+    "and is *undecided* if it reaches both; `●` is the effect, `━` its interval. Per cents are of "
+    "the mean, unless they say of what. Checks, which cannot fail where the code is right, claims "
+    "that are judged elsewhere as well, and questions of ours are not counted."
+)
+_GREEK = {
+    "alpha": "α",
+    "beta": "β",
+    "rho": "ρ",
+    "sigma": "σ",
+    "mu": "μ",
+    "lambda": "λ",
+}
+_SEEDS = re.compile(r"\d+ seeds")  # a note that says no more than the number of realisations
+_LETTERS = re.compile(rf"(?<![A-Za-z])({'|'.join(_GREEK)})(?![A-Za-z])")
+
+
+def page(outcomes: Sequence[Outcome], title: str = "") -> str:
+    """The Markdown of a paper's figures, with the verdict on each claim.
+
+    Figures are expected beside the page, under the names they have in the store.
+    """
+    head = [f"# {title}" if title else "", _summary(outcomes), _LEGEND]
+    return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
+
+
+# --- what came of it -----------------------------------------------------------------------------
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    """How many claims stand, in all and by study, and why others do not."""
+    studies = f"{len(outcomes)} {'study' if len(outcomes) == 1 else 'studies'}"
+    names = _names(outcomes)
+    lines = [f"{studies} of the paper's figures. {_all_counted(outcomes, names)}", ""]
+    lines.append(f"| study | {' | '.join(_column(name) for name in names)} | why not |")
+    lines.append(f"| --- |{' --- |' * len(names)} --- |")
+    for outcome in outcomes:
+        counts = [_brief(_count_of(outcome, name)) for name in names]
+        reason = outcome.reason if _refuted(outcome) and not outcome.quick else ""
+        quick = ", quick" if outcome.quick else ""
+        cells = (f"{outcome.heading}{quick}", *counts, _in_letters(reason))
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _names(outcomes: Sequence[Outcome]) -> list[str]:
+    """The names of all readings, in the order in which they come."""
+    return list(dict.fromkeys(f.reading for outcome in outcomes for f in outcome.readings))
+
+
+def _count_of(outcome: Outcome, name: str) -> dict[Verdict, int] | None:
+    """The verdicts of a reading, if the study has it."""
+    readings = [facts.reading for facts in outcome.readings]
+    return outcome.count(readings.index(name)) if name in readings else None
+
+
+def _all_counted(outcomes: Sequence[Outcome], names: Sequence[str]) -> str:
+    parts = []
+    for name in names:
+        total: Counter[Verdict] = Counter()
+        for outcome in outcomes:
+            total.update(_count_of(outcome, name) or {})
+        parts.append((f"**Verdicts** {name}" if name else "**Verdicts**") + f": {_told(total)}.")
+    return " ".join(parts)
+
+
+def _column(name: str) -> str:
+    words = "holds / does not / undecided"
+    return f"{name}: {words}" if name else words
+
+
+def _brief(count: dict[Verdict, int] | None) -> str:
+    return "–" if count is None else " / ".join(str(count[v]) for v in VERDICTS)
+
+
+def _told(count: dict[Verdict, int]) -> str:
+    return ", ".join(f"{verdict} {count[verdict]}" for verdict in VERDICTS)
+
+
+def _refuted(outcome: Outcome) -> bool:
+    return any(outcome.count(i)["does not hold"] for i in range(len(outcome.readings)))
+
+
+# --- a study -------------------------------------------------------------------------------------
+
+
+def _section(outcome: Outcome) -> str:
+    lines = [f"## {outcome.heading}"]
+    for facts in outcome.readings:
+        told = f"{outcome.heading}, {facts.reading}" if facts.reading else outcome.heading
+        lines.append(f"![{told}]({facts.file}.png)")
+    if outcome.quick:
+        lines.append("*The quick version: fewer and smaller runs than the paper's.*")
+    if outcome.reason and _refuted(outcome) and not outcome.quick:
+        lines.append(f"Why claims do not hold: {_in_letters(outcome.reason)}")
+    counted = [judged for judged in outcome.claims if judged.kind == "claim"]
+    others = [judged for judged in outcome.claims if judged.kind != "claim"]
+    if counted:
+        lines.append(_table(counted, outcome.readings))
+    if others:
+        lines += ["Not counted:", _table(others, outcome.readings)]
+    lines += [_folded(outcome), f"- command: `{outcome.command}`"]
+    return "\n\n".join(lines)
+
+
+def _table(claims: Sequence[Judged], readings: Sequence[Facts]) -> str:
+    """A row for each claim, with what every reading says to it."""
+    names = [facts.reading or "ours, with 95 % interval" for facts in readings]
+    rows = [f"| claim | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    for judged in claims:
+        kind = "" if judged.kind == "claim" else f", {judged.kind}"
+        sentence = f"{_in_letters(judged.text)}<br>*{_in_letters(judged.paper)}{kind}*"
+        rows.append(_row((sentence, *map(_ours, judged.findings))))
+    return "\n".join(rows)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _ours(finding: Finding) -> str:
+    """The effect with its interval in numbers and drawn, and the verdict."""
+    if not math.isfinite(finding.effect):
+        return f"no number: {_in_letters(finding.note)}<br>**{finding.verdict}**"
+    numbers = _interval(finding)
+    return f"{numbers} {_in_letters(finding.unit)}<br>`{strip(finding)}` **{finding.verdict}**"
+
+
+def _interval(finding: Finding) -> str:
+    if finding.percent:
+        effect, low, high = (_number(100 * n) for n in (finding.effect, finding.low, finding.high))
+        return f"{effect} % [{low}, {high}]"
+    effect, low, high = (_number(n) for n in (finding.effect, finding.low, finding.high))
+    return f"{effect} [{low}, {high}]"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
+
+
+def strip(finding: Finding) -> str:
+    """An interval as a line of characters: where the claim holds is shaded, the effect a dot."""
+    bounds = [bound for bound in (finding.bottom, finding.top) if bound is not None]
+    points = [finding.low, finding.high, finding.effect, *bounds]
+    edge = 0.15 * (max(points) - min(points)) or 1.0
+    left, right = min(points) - edge, max(points) + edge
+    width = (right - left) / _CELLS
+
+    def cell(value: float) -> int:
+        return min(_CELLS - 1, int((value - left) / width))
+
+    bottom = -1 if finding.bottom is None else cell(finding.bottom)
+    top = _CELLS if finding.top is None else cell(finding.top)
+    drawn = ["░" if bottom <= i <= top else "·" for i in range(_CELLS)]
+    for i in range(cell(finding.low), cell(finding.high) + 1):
+        drawn[i] = "━"
+    drawn[cell(finding.effect)] = "●"
+    return "".join(drawn)
+
+
+def _in_letters(text: str) -> str:
+    """The names of Greek letters as the letters themselves."""
+    return _LETTERS.sub(lambda name: _GREEK[name[1]], text)
+
+
+# --- what is folded away -------------------------------------------------------------------------
+
+
+def _folded(outcome: Outcome) -> str:
+    """Settings, runs, files and what was left out, of each reading, to be opened."""
+    parts = ["<details>", "<summary>Settings, runs, files</summary>"]
+    for i, facts in enumerate(outcome.readings):
+        if facts.reading:
+            parts.append(f"**{facts.reading[:1].upper()}{facts.reading[1:]}**")
+        parts.append(_facts(facts))
+        notes = [
+            f"- {_in_letters(judged.text)} {_in_letters(judged.findings[i].note)}"
+            for judged in outcome.claims
+            if judged.findings[i].note and not _SEEDS.fullmatch(judged.findings[i].note)
+        ]
+        if notes:
+            parts += ["How the claims were judged:", "\n".join(notes)]
+    return "\n\n".join([*parts, "</details>"])
+
+
+def _facts(facts: Facts) -> str:
+    told = {
+        "settings": "; ".join(
+            f"`{name}` {', '.join(map(_value, values))}"
+            for name, values in facts.settings.items()
+            if name != "seed"
+        ),
+        "runs": f"{facts.runs}, {_either(facts.realisations)} realisations of each setting",
+        "time": f"{facts.seconds:.0f} s of one process, for training and analysing its runs, "
+        "which studies share",
+        "files": ", ".join(f"[{k.upper()}]({facts.file}.{k})" for k in ("svg", "pdf", "csv"))
+        + f", [numbers of every run]({facts.file}-runs.csv)",
+    }
+    lines = [f"- {name}: {text}" for name, text in told.items()]
+    lines += (f"- differs from the paper: {text}" for text in facts.differences)
+    lines += (f"- left out: {text}" for text in facts.left_out)
+    return "\n".join(lines)
+
+
+def _either(numbers: Sequence[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return " and ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
