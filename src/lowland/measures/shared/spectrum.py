@@ -22,6 +22,9 @@ from lowland.curvature import (
     ggn,
     hessian,
 )
+from lowland.curvature import (
+    effective_dimension as dimension_of,
+)
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.findings import WholeSpectrum
@@ -39,6 +42,9 @@ _USUAL = 16  # of these, as a rule
 # Products with the GGN, of one vector: a sum over many eigenvalues has little of a sample's error,
 # and the quadrature's falls with each further step.
 GGN_STEPS = 24
+# Its error, as a share of the effective dimension, that is too large for a value (by rounding, as a
+# rule) and that as many products again would not mend: they halve it at best.
+HOPELESS = 2.0
 _ORTHOGONAL = 40  # operations in the time that one of n k^2 takes: the basis is read from memory
 LEADING = 3  # of these, to residuals of 1 %, and the first
 TOLERANCE = 1e-4  # to this
@@ -90,14 +96,24 @@ def ggn_spectrum(problem: Problem) -> Spectrum:
     if exact is not None:
         return exact
     G = ggn(problem)
-    spectrum = Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS)
+
+    def hopeless(spectrum: Spectrum) -> bool:
+        dimension = effective_dimension(problem, spectrum)
+        return dimension.stderr > HOPELESS * max(dimension.value, 0.0)
+
+    spectrum = Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS, hopeless)
     assert spectrum.quadrature is not None
     # Nobody asks for its eigenvectors, and the basis would be held as long as other measures run.
     bare = replace(spectrum.quadrature, V=spectrum.quadrature.V.new_empty(0, 0))
     return replace(spectrum, quadrature=bare)
 
 
-def ggn_rank(problem: Problem) -> int:
+def effective_dimension(problem: Problem, spectrum: Spectrum) -> Estimate:
+    """``sum l / (l + 1/N)`` over the GGN's eigenvalues."""
+    return dimension_of(spectrum, alpha=1 / problem.whole.count(), rank=_ggn_rank(problem))
+
+
+def _ggn_rank(problem: Problem) -> int:
     """The most eigenvalues of the GGN that can differ from zero: one per output of each sample."""
     with problem.measuring(), torch.no_grad():
         outputs = problem.outputs(problem.first(1).inputs)[0].numel()
