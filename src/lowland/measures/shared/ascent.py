@@ -8,7 +8,7 @@ from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Neighbourhood, neighbourhood
 
 _MOST = 25  # gradients
-_USUAL = 8  # of them, as a rule
+_USUAL = 10  # of them, as a rule
 _GROWTH = 1e-4  # relative; below it the rise has stopped growing
 _FARTHEST = 8.0  # steps that a point is beyond the last one at most
 
