@@ -77,16 +77,23 @@ def whole_hessian(problem: Problem) -> Hessian:
 
 
 @once(partial(_work, "hessian"))
-def hessian_spectrum(problem: Problem) -> Spectrum:
-    """The Hessian's eigenvalues: all for a small network, otherwise a block Lanczos quadrature."""
+def _hessian_run(problem: Problem) -> tuple[Spectrum, Eigenpairs | None]:
+    """The Hessian's eigenvalues and, of a quadrature, the leading ones with their vectors."""
     exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
     if exact is not None:
-        return exact
+        return exact, None
     H = whole_hessian(problem)
     # Where memory is short, fewer probes: of a large matrix each tells more than a wider block.
     probes = max(1, min(PROBES, columns_within(H) // (STEPS + _BESIDE)))
     start = _start(problem, H, probes)
-    return Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
+    spectrum = Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
+    return _bare(spectrum), spectrum.leading(min(LEADING, spectrum.size))
+
+
+@once(Work(needs=(_hessian_run,)))
+def hessian_spectrum(problem: Problem) -> Spectrum:
+    """The Hessian's eigenvalues: all for a small network, otherwise a block Lanczos quadrature."""
+    return _hessian_run(problem)[0]
 
 
 @once(partial(_work, "ggn"))
@@ -101,9 +108,12 @@ def ggn_spectrum(problem: Problem) -> Spectrum:
         dimension = effective_dimension(problem, spectrum)
         return dimension.stderr > HOPELESS * max(dimension.value, 0.0)
 
-    spectrum = Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS, hopeless)
+    return _bare(Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS, hopeless))
+
+
+def _bare(spectrum: Spectrum) -> Spectrum:
+    """The spectrum without its basis, which would be held as long as other measures run."""
     assert spectrum.quadrature is not None
-    # Nobody asks for its eigenvectors, and the basis would be held as long as other measures run.
     bare = replace(spectrum.quadrature, V=spectrum.quadrature.V.new_empty(0, 0))
     return replace(spectrum, quadrature=bare)
 
@@ -126,8 +136,9 @@ def leading(problem: Problem) -> Eigenpairs:
 
     Where the run has not found them, a search goes on from what it has.
     """
-    spectrum = hessian_spectrum(problem)
-    pairs = spectrum.leading(min(LEADING, spectrum.size))
+    spectrum, pairs = _hessian_run(problem)
+    if pairs is None:
+        pairs = spectrum.leading(min(LEADING, spectrum.size))
     return pairs if pairs.converged else search(problem, pairs, 1e-2)
 
 
@@ -143,7 +154,7 @@ def whole_spectrum(problem: Problem) -> WholeSpectrum | None:
 
     Where a budget left them a part of the samples, it is the spectrum of that part.
     """
-    passes = {p: its for p, its in computed(hessian_spectrum).items() if p.whole is problem}
+    passes = {p: its for p, (its, _) in computed(_hessian_run).items() if p.whole is problem}
     if not passes:
         return None
     largest = max(passes, key=lambda p: p.count())
