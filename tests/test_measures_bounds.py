@@ -18,7 +18,7 @@ from lowland.measures.matrix_normalized_sharpness import matrix_normalized_sharp
 from lowland.measures.normalized_sharpness import normalized_sharpness
 from lowland.measures.normalized_sharpness_direct import normalized_sharpness_direct
 from lowland.measures.shared.balancing import balance
-from lowland.measures.shared.noisy_weights import kl_inverse
+from lowland.measures.shared.noisy_weights import averages, kl_inverse
 from lowland.problem import Problem
 
 NORMALIZED = ["normalized_sharpness", "matrix_normalized_sharpness"]
@@ -421,6 +421,18 @@ class TestPacBayes:
         true = risk(trained, trained.params, found.parts["sigma"])
         assert true < found.value
         assert found.stderr > 0
+
+    @pytest.mark.parametrize(("samples", "batch_size"), [(1000, None), (997, 64), (7, 2)])
+    def test_parts_of_the_samples_have_the_mean_of_all(self, trained, samples, batch_size):
+        X, y = two_moons(1000, 0)
+        data = X[:samples], y[:samples]
+        problem = Problem(trained.model, train=data, batch_size=batch_size)
+        (whole,) = averages(problem, [problem.params], problem.batch_losses)
+        parts = averages(problem, 5 * [problem.params], problem.batch_losses, parts=5)
+        assert float(parts.mean()) == pytest.approx(float(whole))
+        losses = problem.losses().double()
+        expected = [float(5 * losses[k::5].sum() / samples) for k in range(5)]
+        assert parts.tolist() == pytest.approx(expected)
 
     def test_the_prior_is_at_zero_where_the_start_is_unknown(self, trained):
         X, y = two_moons(1000, 0)

@@ -1,6 +1,7 @@
 """Measures of perturbations and volumes against closed forms, brute force and naive formulas."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import lowland as ll
 from cases import CASES
 from lowland.measures.local_entropy import GAMMA, _Chain
+from lowland.measures.shared import ascent
 from lowland.measures.shared.average_rise import average_rise
 from lowland.measures.shared.box_maximum import _maximum
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise
@@ -78,6 +80,30 @@ class TestWorstCases:
             D = q.w.abs()
             exact = worst_in_ball(D[:, None] * q.H * D, D * q.g, 0.05)
             assert 0.998 * exact < q.measure("adaptive_worst_case").value <= exact * (1 + 1e-9)
+
+
+def test_an_ascent_between_two_like_curvatures_leaps(monkeypatch):
+    # By plain steps, what is left along the second shrinks to 0.9 in each.
+    h = torch.linspace(0.1, 1, 50, dtype=torch.float64)
+    h[-2:] = torch.tensor([1.2, 1.3])
+    g = torch.full_like(h, 3e-4)
+
+    class Bowl:
+        origin = (0.0, g)
+
+        def gradient(self, v: Tensor) -> tuple[float, Tensor]:
+            return float(g @ v + h @ v.square() / 2), g + h * v
+
+    exact = worst_in_ball(torch.diag(h), g, 0.05)
+    leaping = ascent.worst_rise(Bowl(), 1.0, 0.05)
+    monkeypatch.setattr(ascent, "_FARTHEST", 0.0)
+    plain = ascent.worst_rise(Bowl(), 1.0, 0.05)
+    leaping_steps, plain_steps = (
+        int(re.search(r"(\d+) steps", value.method)[1]) for value in (leaping, plain)
+    )
+    assert leaping_steps < 0.7 * plain_steps
+    assert plain.value < leaping.value <= exact * (1 + 1e-9)
+    assert leaping.value > 0.999 * exact
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -92,6 +92,21 @@ def test_losses_are_those_of_eval_mode_in_data_order():
     torch.testing.assert_close(problem.losses("train"), expected)
 
 
+def test_a_gradient_takes_as_many_samples_at_once_as_fit_the_memory():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 100), nn.Tanh(), nn.Linear(100, 3)).double()
+    batches = []
+    model.register_forward_hook(lambda module, args, outputs: batches.append(len(outputs)))
+    loss, slopes = Problem(model, train=(X.double(), Y)).gradient()
+    few = Problem(model, train=(X.double(), Y), memory=4 * 3000)  # three graphs of some 100 numbers
+    batches.clear()
+    same_loss, same = few.gradient()
+    assert max(batches) < 4
+    assert same_loss == pytest.approx(loss)
+    for name, slope in slopes.items():
+        torch.testing.assert_close(same[name], slope)
+
+
 def test_it_works_where_gradients_are_switched_off():
     problem = Problem(nn.Linear(4, 3), train=(X, Y))
     expected = ll.layer_hessian(problem, "")

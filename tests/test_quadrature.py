@@ -92,6 +92,17 @@ def test_it_goes_on_until_settled_and_stops_at_the_end_of_the_space():
     assert block_lanczos(A, start(), 8).matvecs == 5 * PROBES
 
 
+def test_a_hopeless_run_ends_after_half_of_its_steps():
+    A = Hidden(planted(SPECTRA["outliers"].double()))
+    halves = []
+    found = block_lanczos(A, start(), 8, hopeless=lambda half: halves.append(half) or True)
+    assert found.matvecs == 4 * PROBES
+    assert torch.equal(found.nodes, halves[0].nodes)
+    expected = block_lanczos(A, start(), 4)
+    assert torch.equal(found.nodes, expected.nodes)
+    assert block_lanczos(A, start(), 8, hopeless=lambda half: False).matvecs == 8 * PROBES
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_reach_of_rounding_is_measured(dtype):
     """A product with noise of a known size: its eigenvalues move by up to ``2 e sqrt(n)``."""

@@ -7,6 +7,7 @@ from torch import nn
 import lowland as ll
 from cases import CASES
 from lowland.curvature.layer_search import layers, matrices
+from lowland.dual import shifts
 from lowland.dual.pairing import Pairs
 from lowland.dual.shifts import dual_shifts
 
@@ -154,3 +155,16 @@ def test_the_first_convolution_of_a_deep_image_network_has_no_useful_dual():
     frame = found.to_frame()
     assert list(frame.index) == ["0", "2", "5"]
     assert frame.loc["5", "explained"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["mlp-relu", "mlp-gelu", "lenet"])
+def test_losses_of_what_shifts_add_are_those_at_written_out_weights(name, monkeypatch):
+    problem = CASES[name].problem(n=9, batch_size=4)
+    plain = [at.name for at in matrices(problem).values() if at.positions == 1]
+    assert plain
+    for layer in plain:
+        added = make(name, layer)[-1].shifts[layer].dual_loss
+        with monkeypatch.context() as patch:
+            patch.setattr(shifts, "losses_with_own_changes", lambda *args: None)
+            written = make(name, layer)[-1].shifts[layer].dual_loss
+        torch.testing.assert_close(added, written, rtol=1e-9, atol=1e-12)

@@ -40,8 +40,7 @@ class LayerBlock:
         for part in self._parts:
             (term,) = part.terms
             if part.is_outer:
-                for j, column in enumerate(weights[0].unbind(-1)):
-                    sums[0, ..., j] += _outer_product(term, part.A, column)
+                sums[0] += _outer_products(term, part.A, weights[0])
                 continue
             size = max(1, _CHUNK // (term.J[0, 0].numel() * weights.shape[-1]))
             chunks = (t.split(size) for t in (term.x, term.J, part.A))
@@ -62,11 +61,19 @@ class LayerBlock:
         return float(self.diagonal().sum())
 
 
-def _outer_product(term: Term, A: Tensor, weights: Tensor) -> Tensor:
-    """The blocks, summed over samples that each see one vector, times ``weights`` (out, in)."""
+def _outer_products(term: Term, A: Tensor, weights: Tensor) -> Tensor:
+    """The blocks, summed over samples that each see one vector, times ``weights`` (out, in, k)."""
     x, J = term.x[:, 0, 0], term.J[:, :, 0, 0]  # (n, in), (n, C, out)
-    Jp = (x @ weights.T).unsqueeze(1) @ J.mT  # (n, 1, C)
-    return (Jp @ A @ J)[:, 0].T @ x
+    out, inputs, k = weights.shape
+    size = max(1, _CHUNK // (len(x) * out))  # columns
+    products = torch.empty_like(weights)
+    for start in range(0, k, size):
+        rows = weights[..., start : start + size].permute(2, 0, 1).reshape(-1, inputs)
+        y = (x @ rows.T).view(len(x), -1, out)
+        y = (y @ J.mT) @ A @ J  # (n, k, out)
+        some = (y.view(len(x), -1).T @ x).view(-1, out, inputs)
+        products[..., start : start + size] = some.permute(1, 2, 0)
+    return products
 
 
 @differentiating()

@@ -16,7 +16,7 @@ from lowland.budget import check_time
 from lowland.curvature import block_products, products
 from lowland.curvature.block_products import BlockProduct, ColumnByColumn, Matrix, Tapes
 from lowland.curvature.jacobians import check_output_differences, jacobian_way
-from lowland.curvature.memory import graph_bytes, samples_within
+from lowland.curvature.memory import samples_within
 from lowland.curvature.precision import rounding
 from lowland.curvature.products import BatchProduct
 from lowland.curvature.second_derivatives import (
@@ -28,7 +28,7 @@ from lowland.curvature.second_derivatives import (
 from lowland.curvature.trials import losses_in_double
 from lowland.distributed import most, total
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, differentiating, graph_bytes
 
 
 class Curvature(ABC):

@@ -85,6 +85,7 @@ def block_lanczos(
     steps: int,
     settled: Callable[[Tensor, Tensor], bool] = lambda nodes, residuals: True,
     max_steps: int | None = None,
+    hopeless: Callable[[Quadrature], bool] = lambda quadrature: False,
 ) -> Quadrature:
     """The quadrature after ``steps`` products with a block.
 
@@ -96,6 +97,8 @@ def block_lanczos(
         settled: called with nodes and residuals from then on; the run goes on until it returns
             true,
         max_steps: or there were so many.
+        hopeless: called with what there is after half of the steps; the run ends if it returns
+            true.
     """
     n, probes = A.size, start.shape[1]
     Q = torch.linalg.qr(start.to(A.device, A.dtype)).Q
@@ -106,15 +109,23 @@ def block_lanczos(
     basis = Columns(A, min(most * probes, n))
     T = Q.new_empty(0, 0, dtype=torch.float64)
     taken, strays, count, last, norm = 0, 0.0, 0, 0, 0.0
+
+    def quadrature() -> Quadrature:
+        nodes, Y = torch.linalg.eigh(T)
+        reach = 2 * math.sqrt(n * strays / max(1, count))  # of a matrix with such entries
+        reach = max(reach, torch.finfo(A.dtype).eps * norm)
+        return Quadrature(T, B, V, nodes, Y, probes, basis.count, reach)
+
     while True:
-        W = finite(A @ Q)
+        # As rows: a few long columns side by side take six times as long.
+        W = finite(A @ Q).T.contiguous()  # (b, n)
         before, b = basis.count, Q.shape[1]
         basis.append(Q)
         V = basis.all
-        within = V.T @ W
-        W = torch.addmm(W, V, within, alpha=-1)
-        again = V.T @ W
-        W = torch.addmm(W, V, again, alpha=-1)
+        within = V.T @ W.T
+        W = torch.addmm(W, within.T, V.T, alpha=-1)
+        again = V.T @ W.T
+        W = torch.addmm(W, again.T, V.T, alpha=-1)
         within = (within + again).double()
         T = bordered(T, within)
         taken += 1
@@ -122,17 +133,16 @@ def block_lanczos(
         far = within[: max(0, before - last)]
         strays, count, last = strays + float(far.square().sum()), count + far.numel(), b
         norm = max(norm, float(torch.linalg.matrix_norm(within, 2)))
-        Q, B = _remaining(W, precision(A) * norm)
+        Q, B = _remaining(W.T, precision(A) * norm)
         if not len(B) or basis.count + len(B) > n or taken >= most:
+            break
+        if taken == steps // 2 and hopeless(quadrature()):
             break
         if taken >= steps:
             nodes, Y = torch.linalg.eigh(T)
             if settled(nodes, (B @ Y[len(Y) - b :]).norm(dim=0)):
                 break
-    nodes, Y = torch.linalg.eigh(T)
-    reach = 2 * math.sqrt(n * strays / max(1, count))  # of a matrix with such entries
-    reach = max(reach, torch.finfo(A.dtype).eps * norm)
-    return Quadrature(T, B, V, nodes, Y, probes, basis.count, reach)
+    return quadrature()
 
 
 def _remaining(W: Tensor, least: float) -> tuple[Tensor, Tensor]:
@@ -140,4 +150,4 @@ def _remaining(W: Tensor, least: float) -> tuple[Tensor, Tensor]:
     Q, R = torch.linalg.qr(W)
     U, S, Vh = torch.linalg.svd(R.double())
     keep = least < S
-    return Q @ U[:, keep].to(Q.dtype), (S[:, None] * Vh)[keep]
+    return (U[:, keep].T.to(Q.dtype) @ Q.T).T, (S[:, None] * Vh)[keep]

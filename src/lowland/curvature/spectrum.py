@@ -76,11 +76,22 @@ class Spectrum:
         )
 
     @classmethod
-    def sampled(cls, A: Operator, start: Tensor, steps: int, **until: Any) -> "Spectrum":
+    def sampled(
+        cls,
+        A: Operator,
+        start: Tensor,
+        steps: int,
+        hopeless: "Callable[[Spectrum], bool]" = lambda spectrum: False,
+        **until: Any,
+    ) -> "Spectrum":
         """A quadrature from a block Lanczos run; the arguments are those of ``block_lanczos``."""
-        q = block_lanczos(A, start, steps, **until)
-        numbers = (A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype)
-        return cls(*numbers, max(q.rounding, _reach(A, q.nodes)), exactness(A), q)
+
+        def spectrum(q: Quadrature) -> Spectrum:
+            numbers = (A.size, q.nodes, q.weights, q.residuals, q.matvecs, A.dtype)
+            return cls(*numbers, max(q.rounding, _reach(A, q.nodes)), exactness(A), q)
+
+        run = block_lanczos(A, start, steps, hopeless=lambda q: hopeless(spectrum(q)), **until)
+        return spectrum(run)
 
     @classmethod
     def of(cls, A: Operator, steps: int, probes: int, seed: int) -> "Spectrum":

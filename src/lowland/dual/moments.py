@@ -74,8 +74,11 @@ def moments(shifts: Shifts, ratio: Tensor, E: Tensor) -> Moments:
 
 
 @dataclass(frozen=True)
-class _GradientCovariance:
-    """The covariance of the effective gradients outside of some directions, as an operator."""
+class _GradientProducts:
+    """Inner products of the centred gradients outside of some directions, (K, K), as an operator.
+
+    Its eigenvalues are those of their covariance, and its vectors have an entry for each pair.
+    """
 
     shifts: Shifts
     ratio: Tensor
@@ -83,7 +86,7 @@ class _GradientCovariance:
 
     @property
     def size(self) -> int:
-        return len(self.listed)
+        return len(self.ratio)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -99,13 +102,13 @@ class _GradientCovariance:
         )
 
     def _times(self, v: Tensor) -> Tensor:
-        v = v - self.listed @ (self.listed.T @ v)
-        along = self.ratio * self.shifts.dot(v)
-        out = self.shifts.weighted_sum(self.ratio * (along - along.mean()) / len(along))
-        return out - self.listed @ (self.listed.T @ out)
+        outside = self.shifts.weighted_sum(self.ratio * (v - v.mean()) / len(v))
+        outside -= self.listed @ (self.listed.T @ outside)
+        along = self.ratio * self.shifts.dot(outside)
+        return along - along.mean()
 
 
 def unseen_sigma_g(shifts: Shifts, ratio: Tensor, listed: Tensor) -> float:
     """The largest ``sigma_g`` that any direction orthogonal to the ``listed`` ones can have."""
-    sharpest = eigsh(_GradientCovariance(shifts, ratio, listed), 1, which="largest", tol=1e-3)
+    sharpest = eigsh(_GradientProducts(shifts, ratio, listed), 1, which="largest", tol=1e-3)
     return float((sharpest.values[0] + sharpest.residuals[0]).clamp_min(0).sqrt())

@@ -32,6 +32,24 @@ def losses_at_own(problem: Problem, batch: Batch, weights: dict[str, Tensor]) ->
         )
 
 
+def losses_with_own_changes(
+    problem: Problem, layer: Layer, batch: Batch, changes: Tensor
+) -> Tensor | None:
+    """The loss of each sample with its own change of a layer's outputs: (k, outputs) to (k,).
+
+    None where nothing can be added to these outputs, or vmap does not know the model's operations.
+    """
+
+    def loss(change: Tensor, inputs: Inputs, target: Tensor) -> Tensor:
+        sample = Batch(inputs, target).map(lambda t: t.unsqueeze(0))
+        return _losses_changed(problem, layer, sample, change)[0]
+
+    try:
+        return torch.func.vmap(loss)(changes, batch.inputs, batch.targets)
+    except (InputError, RuntimeError, ValueError):
+        return None
+
+
 def losses_at_each(problem: Problem, name: str, batch: Batch, weights: Tensor) -> Tensor:
     """The losses of all samples at each of b weights: (b, *weight) to (b, k).
 
@@ -47,20 +65,24 @@ def losses_with_changes(problem: Problem, layer: Layer, batch: Batch, changes: T
     """The losses when each of b changes is added to a layer's outputs: (b, *outputs) to (b, k)."""
 
     def losses(change: Tensor) -> Tensor:
-        changed = _Changed(problem.params[layer.parameter], change)
-        with changed:
-            losses_changed = _losses(problem, layer.parameter, batch, changed.parameter)
-        if changed.calls != 1:
-            raise InputError(
-                f"layer {layer.name!r} is not computed by one call of torch (dense layer, "
-                "convolution, matrix product), so nothing can be added to its outputs"
-            )
-        return losses_changed
+        return _losses_changed(problem, layer, batch, change)
 
     try:
         return torch.func.vmap(losses)(changes)
     except RuntimeError:
         return torch.stack([losses(change) for change in changes])
+
+
+def _losses_changed(problem: Problem, layer: Layer, batch: Batch, change: Tensor) -> Tensor:
+    changed = _Changed(problem.params[layer.parameter], change)
+    with changed:
+        losses = _losses(problem, layer.parameter, batch, changed.parameter)
+    if changed.calls != 1:
+        raise InputError(
+            f"layer {layer.name!r} is not computed by one call of torch (dense layer, "
+            "convolution, matrix product), so nothing can be added to its outputs"
+        )
+    return losses
 
 
 class _Changed(TorchFunctionMode):

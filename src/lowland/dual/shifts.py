@@ -21,7 +21,7 @@ from lowland.batches import Batch
 from lowland.curvature import ForwardPass, Layer, layers, matrices, rounding, samples_within
 from lowland.curvature import layer as layer_named
 from lowland.dual.pairing import Pairs
-from lowland.dual.replay import losses_at_own, shaped
+from lowland.dual.replay import losses_at_own, losses_with_own_changes, shaped
 from lowland.errors import InputError
 from lowland.findings import DualKind
 from lowland.problem import Problem
@@ -290,8 +290,6 @@ def _of_chunk(
         reached = (left @ (right @ X.mT)).mT
     change = target.square().sum((1, 2, 3)).sqrt()
     miss = (reached - target).square().sum((1, 2, 3)).sqrt()
-    dW = left if right is None else left @ right  # (k, G, out, in)
-    moved = shaped(problem, layer, (W + dW).flatten(1))
     return Shifts(
         layer=layer,
         dual="activity",
@@ -305,10 +303,38 @@ def _of_chunk(
         full_rank=min(T, inputs),
         positions=T,
         cut=cut,
-        dual_loss=losses_at_own(problem, old, {layer.parameter: moved}).double(),
+        dual_loss=_dual_losses(problem, layer, old, left, right, reached).double(),
         dead=(x == 0).flatten(1).all(1),
         same=(x == x_new).flatten(1).all(1),
     )
+
+
+def _dual_losses(
+    problem: Problem, layer: Layer, batch: Batch, left: Tensor, right: Tensor | None, added: Tensor
+) -> Tensor:
+    """Each sample's loss at its own dual weights, by the model itself, (k,).
+
+    A layer that sees one position of each sample gets what the shift adds to its outputs, ``added``
+    (k, G, T, out); for others a weight is written out for each pair.
+    """
+    if _adds(layer):
+        changes = added.flatten(1).to(problem.dtype)
+        if (losses := losses_with_own_changes(problem, layer, batch, changes)) is not None:
+            return losses
+    W = layer.matrix(problem.params[layer.parameter].double().flatten())
+    size = max(1, _SHIFTS // layer.size)
+    rights = [None] * len(left) if right is None else right.split(size)
+    parts = []
+    for some, factor, samples in zip(left.split(size), rights, batch.split(size), strict=False):
+        dW = some if factor is None else some @ factor  # (k, G, out, in)
+        moved = shaped(problem, layer, (W + dW).flatten(1))
+        parts.append(losses_at_own(problem, samples, {layer.parameter: moved}))
+    return torch.cat(parts)
+
+
+def _adds(layer: Layer) -> bool:
+    """Whether a shift only adds one vector to what the layer puts out for a sample."""
+    return layer.is_plain and layer.positions == 1 and layer.shape[0] == 1
 
 
 def _default_cut(dtype: torch.dtype, size: int) -> float:
@@ -348,5 +374,6 @@ def _bytes(layer: Layer) -> int:
     """How many bytes one pair takes while its shifts are computed."""
     groups, out, inputs = layer.shape
     T, small = layer.positions, min(layer.positions, inputs)
-    numbers = 4 * T * inputs + 4 * T * out + 3 * small**2 + 4 * out * inputs
+    numbers = 4 * T * inputs + 4 * T * out + 3 * small**2
+    numbers += 0 if _adds(layer) else 4 * out * inputs
     return 8 * groups * numbers

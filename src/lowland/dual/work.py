@@ -85,6 +85,7 @@ def _directions(problem: Problem, at: Layer, basis: Kind) -> Work:
     if way == "products":
         return Work(products=_PRODUCTS, flops=4 * M * _PRODUCTS * 2 * LEADING)
     each = 4 * N * at.positions * groups * (C * out + out * inputs)
+    each *= problem.dtype.itemsize / 8  # operations are priced in float64
     return Work(sample_flops=_PRODUCTS * each, flops=_PRODUCTS * 8 * M * LEADING)
 
 

@@ -1,12 +1,10 @@
 """Effective dimensionality of the whole network's curvature."""
 
 from lowland.budget import Work
-from lowland.curvature import (
-    effective_dimension as dimension_of,
-)
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.spectrum import ggn_rank, ggn_spectrum, value_of
+from lowland.measures.shared.spectrum import effective_dimension as dimension_of
+from lowland.measures.shared.spectrum import ggn_spectrum, value_of
 from lowland.problem import Problem
 
 OPEN = 0.5  # a dimension with a larger standard error, as a share of it, is none
@@ -26,8 +24,7 @@ OPEN = 0.5  # a dimension with a larger standard error, as a share of it, is non
 def effective_dimension(problem: Problem) -> Value:
     """By block Lanczos quadrature, or from all eigenvalues of a small network."""
     spectrum = ggn_spectrum(problem)
-    alpha = 1 / problem.whole.count()
-    dimension = dimension_of(spectrum, alpha=alpha, rank=ggn_rank(problem))
+    dimension = dimension_of(problem, spectrum)
     if not dimension.stderr <= OPEN * dimension.value:
         raise InputError(f"the quadrature leaves it open: {dimension!r}")
     return value_of(dimension, spectrum)

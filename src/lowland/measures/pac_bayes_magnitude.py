@@ -19,7 +19,8 @@ _EPSILON = 1e-3
 _RISE = 0.1
 _DELTA = 0.05
 _PAIRS = 3
-_EVALUATIONS = 16  # of sigma, as a rule
+_EVALUATIONS = 8  # of sigma, as a rule
+_CLOSE = 1e-6  # relative distance from the rise that counts as none
 _LEAST, _MOST = 1e-6, 1e3  # what counts as a rise; more is cut off, also what overflows
 _RANGE = 2.0**-20, 2.0**20
 
@@ -108,4 +109,9 @@ def _crossing(over: Callable[[float], float]) -> float:
                     f"no noise in proportion to the weights raises the training loss by {_RISE}"
                 )
         left = log_sigma
-    return float(brentq(over, left, left + step, xtol=1e-6))
+
+    def close(log_sigma: float) -> float:
+        height = over(log_sigma)
+        return height if abs(height) > _CLOSE else 0.0
+
+    return float(brentq(close, left, left + step, xtol=_CLOSE))

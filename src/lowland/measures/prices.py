@@ -16,7 +16,7 @@ from lowland.problem import Problem
 
 # Samples are doubled until a gradient takes so long: what is shorter is mostly calls of functions.
 # Passes that most measures are made of are priced on more samples than those that take many.
-_LONG, _LONGER = 0.05, 0.25
+_LONG, _LONGER = 0.01, 0.25
 _FIRST = 4
 _BLOCK = 4  # columns
 _RUNS, _TOO_LONG = 5, 0.5  # of a pass, and the seconds of one that is not done again

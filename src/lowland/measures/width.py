@@ -14,7 +14,10 @@ from lowland.measures.shared.spectrum import LEADING, leading
 from lowland.problem import Problem
 
 _GROWTH, _EXPANSIONS = 1.5, 30  # from the quadratic guess to 2e5 times it
-_EVALUATIONS = 8  # of the loss on each side, as a rule
+_EVALUATIONS = 4  # of the loss on each side, as a rule
+# What counts as the crossing: the distance is then off by as much on a parabola around its minimum,
+# and by twice that on a straight line.
+_CLOSE = 5e-4
 _STEEPEST = 1e3  # the loss over twice itself counts as at most this, also where it overflows
 
 
@@ -66,7 +69,8 @@ def _distance(near: Neighbourhood, e: Tensor, curvature: float) -> float:
         rise = near.loss(t * e) / loss - 1 if t else 0.0
         if not rise < _STEEPEST:
             rise = _STEEPEST
-        return math.copysign(math.sqrt(abs(rise)), rise) - 1
+        height = math.copysign(math.sqrt(abs(rise)), rise) - 1
+        return height if abs(height) > _CLOSE else 0.0
 
     if curvature > 0:
         # where slope t + 1/2 curvature t^2 = loss, in a form without cancellation

@@ -1,9 +1,11 @@
 """A model, a per-sample loss and data, and measuring them without a trace."""
 
+from lowland.problem.evaluation import BATCH
+from lowland.problem.graphs import graph_bytes
 from lowland.problem.model import unwrap
 from lowland.problem.precision import in_precision
 from lowland.problem.problem import Problem
 from lowland.problem.stored import Stored
 from lowland.problem.traceless import differentiating
 
-__all__ = ["Problem", "Stored", "differentiating", "in_precision", "unwrap"]
+__all__ = ["BATCH", "Problem", "Stored", "differentiating", "graph_bytes", "in_precision", "unwrap"]

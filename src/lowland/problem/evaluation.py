@@ -12,12 +12,14 @@ from lowland.budget import check_time
 from lowland.distributed import most, of_first_rank, total, total_count
 from lowland.errors import InputError
 from lowland.losses import Loss, ModelLoss
+from lowland.problem.graphs import graph_bytes
 from lowland.problem.model import constant
 from lowland.problem.network import Network
 from lowland.problem.precision import in_precision
 from lowland.problem.stored import Stored
 
 BATCH = 1024  # samples at once, where nothing else decides
+_GRAPHS = 1 / 4  # of the memory, for the graphs of a gradient
 
 
 class Evaluation:
@@ -25,9 +27,11 @@ class Evaluation:
 
     loss: Loss
     train: Batches
+    memory: int
     _network: Network
     _test: Batches | None
     _batch_size: int | None
+    _graph_samples: int | None = None  # whose graphs fit, once that was looked at
 
     @property
     def model(self) -> nn.Module:
@@ -230,7 +234,7 @@ class Evaluation:
             leaves = {n: p.detach().requires_grad_() for n, p in values.items()}
             loss = torch.zeros((), dtype=torch.float64, device=self.device)
             sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in leaves.items()}
-            for batch in self.batches():
+            for batch in self.batches(size=self._samples_of_graphs(leaves)):
                 losses = self.batch_losses(batch, leaves)
                 if not losses.requires_grad:
                     raise InputError(
@@ -245,6 +249,16 @@ class Evaluation:
                     sums[name] += part
             count = self.count()
             return float(total(loss) / count), {n: total(s) / count for n, s in sums.items()}
+
+    def _samples_of_graphs(self, leaves: dict[str, Tensor]) -> int:
+        """How many samples a gradient takes at once: as many as have graphs that fit the memory."""
+        if self._graph_samples is None:
+            try:
+                each = graph_bytes(self, lambda batch: self.batch_losses(batch, leaves))
+            except Exception:  # whatever it is, the gradient itself will say
+                each = 1
+            self._graph_samples = max(1, min(BATCH, int(_GRAPHS * self.memory) // each))
+        return self._graph_samples
 
 
 class _LossOfModel(nn.Module):

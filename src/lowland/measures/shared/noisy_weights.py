@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.distributed import total
-from lowland.problem import Problem
+from lowland.problem import BATCH, Problem
 
 
 def draws(
@@ -38,13 +38,28 @@ def averages(
     problem: Problem,
     weights: Iterable[dict[str, Tensor]],
     score: Callable[[Batch, dict[str, Tensor]], Tensor],
+    parts: int = 1,
 ) -> Tensor:
-    """Each model's mean of ``score(batch, params)`` over the training samples, (models,)."""
+    """Each model's mean of ``score(batch, params)`` over the training samples, (models,).
+
+    With several ``parts`` of the samples each model goes through one of them, in turn, and the mean
+    is its sum times their number over the number of all samples. Equally many models of every part
+    then have the same mean as if each had seen all samples.
+    """
     sums = []
     with problem.measuring(), torch.no_grad():
-        for params in weights:
-            sums.append(sum(float(score(b, params).double().sum()) for b in problem.batches()))
+        for k, params in enumerate(weights):
+            batches = _part(problem, k % parts, parts) if parts > 1 else problem.batches()
+            sums.append(parts * sum(float(score(b, params).double().sum()) for b in batches))
     return total(torch.tensor(sums, dtype=torch.float64)) / problem.count()
+
+
+def _part(problem: Problem, first: int, parts: int) -> Iterator[Batch]:
+    """The training samples ``first``, ``first + parts``, ``first + 2 parts`` and so on."""
+    for batch in problem.batches(size=parts * BATCH):
+        if first < len(batch):
+            yield batch.map(lambda t, first=first: t[first::parts])  # type: ignore[misc]
+        first = (first - len(batch)) % parts
 
 
 def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

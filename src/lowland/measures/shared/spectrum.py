@@ -22,6 +22,9 @@ from lowland.curvature import (
     ggn,
     hessian,
 )
+from lowland.curvature import (
+    effective_dimension as dimension_of,
+)
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.findings import WholeSpectrum
@@ -39,6 +42,9 @@ _USUAL = 16  # of these, as a rule
 # Products with the GGN, of one vector: a sum over many eigenvalues has little of a sample's error,
 # and the quadrature's falls with each further step.
 GGN_STEPS = 24
+# Its error, as a share of the effective dimension, that is too large for a value (by rounding, as a
+# rule) and that as many products again would not mend: they halve it at best.
+HOPELESS = 2.0
 _ORTHOGONAL = 40  # operations in the time that one of n k^2 takes: the basis is read from memory
 LEADING = 3  # of these, to residuals of 1 %, and the first
 TOLERANCE = 1e-4  # to this
@@ -71,16 +77,23 @@ def whole_hessian(problem: Problem) -> Hessian:
 
 
 @once(partial(_work, "hessian"))
-def hessian_spectrum(problem: Problem) -> Spectrum:
-    """The Hessian's eigenvalues: all for a small network, otherwise a block Lanczos quadrature."""
+def _hessian_run(problem: Problem) -> tuple[Spectrum, Eigenpairs | None]:
+    """The Hessian's eigenvalues and, of a quadrature, the leading ones with their vectors."""
     exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
     if exact is not None:
-        return exact
+        return exact, None
     H = whole_hessian(problem)
     # Where memory is short, fewer probes: of a large matrix each tells more than a wider block.
     probes = max(1, min(PROBES, columns_within(H) // (STEPS + _BESIDE)))
     start = _start(problem, H, probes)
-    return Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
+    spectrum = Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
+    return _bare(spectrum), spectrum.leading(min(LEADING, spectrum.size))
+
+
+@once(Work(needs=(_hessian_run,)))
+def hessian_spectrum(problem: Problem) -> Spectrum:
+    """The Hessian's eigenvalues: all for a small network, otherwise a block Lanczos quadrature."""
+    return _hessian_run(problem)[0]
 
 
 @once(partial(_work, "ggn"))
@@ -90,14 +103,27 @@ def ggn_spectrum(problem: Problem) -> Spectrum:
     if exact is not None:
         return exact
     G = ggn(problem)
-    spectrum = Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS)
+
+    def hopeless(spectrum: Spectrum) -> bool:
+        dimension = effective_dimension(problem, spectrum)
+        return dimension.stderr > HOPELESS * max(dimension.value, 0.0)
+
+    return _bare(Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS, hopeless))
+
+
+def _bare(spectrum: Spectrum) -> Spectrum:
+    """The spectrum without its basis, which would be held as long as other measures run."""
     assert spectrum.quadrature is not None
-    # Nobody asks for its eigenvectors, and the basis would be held as long as other measures run.
     bare = replace(spectrum.quadrature, V=spectrum.quadrature.V.new_empty(0, 0))
     return replace(spectrum, quadrature=bare)
 
 
-def ggn_rank(problem: Problem) -> int:
+def effective_dimension(problem: Problem, spectrum: Spectrum) -> Estimate:
+    """``sum l / (l + 1/N)`` over the GGN's eigenvalues."""
+    return dimension_of(spectrum, alpha=1 / problem.whole.count(), rank=_ggn_rank(problem))
+
+
+def _ggn_rank(problem: Problem) -> int:
     """The most eigenvalues of the GGN that can differ from zero: one per output of each sample."""
     with problem.measuring(), torch.no_grad():
         outputs = problem.outputs(problem.first(1).inputs)[0].numel()
@@ -110,8 +136,9 @@ def leading(problem: Problem) -> Eigenpairs:
 
     Where the run has not found them, a search goes on from what it has.
     """
-    spectrum = hessian_spectrum(problem)
-    pairs = spectrum.leading(min(LEADING, spectrum.size))
+    spectrum, pairs = _hessian_run(problem)
+    if pairs is None:
+        pairs = spectrum.leading(min(LEADING, spectrum.size))
     return pairs if pairs.converged else search(problem, pairs, 1e-2)
 
 
@@ -127,7 +154,7 @@ def whole_spectrum(problem: Problem) -> WholeSpectrum | None:
 
     Where a budget left them a part of the samples, it is the spectrum of that part.
     """
-    passes = {p: its for p, its in computed(hessian_spectrum).items() if p.whole is problem}
+    passes = {p: its for p, (its, _) in computed(_hessian_run).items() if p.whole is problem}
     if not passes:
         return None
     largest = max(passes, key=lambda p: p.count())
