@@ -167,6 +167,10 @@ class TestLightning:
 
         with pytest.raises(InputError, match="on must be 'step' or 'validation'"):
             SharpnessMonitor(on="epoch")
+        with pytest.raises(InputError, match="every is a whole number of steps, at least 1; got 0"):
+            fit(lightning, [SharpnessMonitor(every=0)])
+        with pytest.raises(InputError, match="a part of the module, such as network; got 'head'"):
+            fit(lightning, [SharpnessMonitor(model="head")])
         with pytest.raises(InputError, match="no measure named 'sharpness'"):
             fit(lightning, [SharpnessMonitor(measures="sharpness")])
 
