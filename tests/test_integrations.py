@@ -345,6 +345,12 @@ class TestTransformers:
                 transformers, SAMTrainer, model, tmp_path,
                 optimizers=(torch.optim.SGD(model.parameters(), 0.1), None),
             )  # fmt: skip
+        first, second = (
+            trainer_of(transformers, transformers.Trainer, model, tmp_path) for _ in range(2)
+        )
+        second.add_callback(SharpnessMonitor(first, {"input_ids": TOKENS, "labels": TOKENS}))
+        with pytest.raises(InputError, match="another Trainer than the one that it was added to"):
+            second.train()
         with pytest.raises(InputError, match="the first argument is the Trainer"):
             SharpnessMonitor({"input_ids": TOKENS}, "cross_entropy")
 

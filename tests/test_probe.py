@@ -281,7 +281,7 @@ def test_steps_that_are_done_twice_count_twice():
         pace.enter(step)
     pace.trained, pace.spent = 150.0, 0.0  # a second for each step
     pace.plan(49, 20.0)  # 200 s of training pay for it: 50 more steps
-    assert [step for step in range(50, 200) if pace.is_due(step)][0] == 99
+    assert next(step for step in range(50, 200) if pace.is_due(step)) == 99
 
 
 def test_cheap_measurements_come_every_so_many_steps():

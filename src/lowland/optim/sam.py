@@ -34,7 +34,7 @@ class SAM(Exploring):
     # When gradients overflow, a GradScaler does not call the step of an optimiser without this
     # mark, and the weights would stay away. With it, the overflow is told in found_inf.
     _step_supports_amp_scaling = True
-    not_negative = ("rho",)
+    not_negative: tuple[str, ...] = ("rho",)
 
     def __init__(
         self,
