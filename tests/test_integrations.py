@@ -319,6 +319,19 @@ class TestTransformers:
         sam_by_hand(expected, windows, plain, token_loss, rho=0.2, schedule=schedule)
         assert_same(model, expected)
 
+    def test_sam_trainer_with_a_compiled_model(self, transformers, tmp_path):
+        from lowland.integrations.transformers import SAMTrainer
+
+        models = [language_model(transformers) for _ in range(2)]
+        for model, options in zip(
+            models, ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}), strict=True
+        ):
+            trainer_of(
+                transformers, SAMTrainer, model, tmp_path, optim="sgd", learning_rate=0.1, rho=0.1,
+                **options,
+            ).train()  # fmt: skip
+        assert_same(*models)
+
     def test_an_error_on_the_way_up_puts_the_weights_back(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer
 

@@ -441,6 +441,29 @@ def test_a_compiled_model_keeps_its_statistics():
         assert int(model[1].num_batches_tracked) == count
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_model_that_is_compiled_in_place_keeps_its_statistics(whole):
+    """All of it, or a part that is called by itself."""
+    model, plain = network(), network()
+    for each in (model, plain):
+        optimizer = ll.optim.SAM(each.parameters(), SGD, rho=0.1, lr=0.1)
+        parts = (each,) if whole else (each[:2], each[2:])
+        if each is model:
+            parts[0].compile(backend="aot_eager")
+        for _ in range(3):
+            optimizer.zero_grad()
+            for climbs in (True, False):
+                x = X
+                for part in parts:
+                    x = part(x)
+                nn.functional.cross_entropy(x, Y).backward()
+                if climbs:
+                    optimizer.first_step()
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
 def test_an_optimiser_that_is_dropped_on_the_way_leaves_nothing_behind():
     gc.collect()
     model = network()

@@ -4,6 +4,7 @@ import csv
 import math
 import random
 import time
+import types
 
 import numpy as np
 import pytest
@@ -258,30 +259,67 @@ def test_inference_mode_autocast_and_no_grad_change_nothing():
 # Pace and logs ------------------------------------------------------------------------------------
 
 
-def test_measurements_keep_to_their_share_of_the_time():
-    """With a clock of the test's own: steps of 1 s, measurements of 2 s, a tenth of the time."""
-    pace = Pace(5, 0.1)
-    pace.enter(0)
-    pace.trained, pace.spent, due = 1.0, 0.0, []
-    for step in range(300):
-        pace._steps = step + 1
-        if pace.is_due(step):
-            pace.spent += 2.0
-            pace.plan(step, 2.0)
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless a test moves it: ``clock.now``."""
+    clock = types.SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr("lowland.probe.pace.time", clock)
+    return clock
+
+
+def measured_steps(pace, clock, steps, seconds, cost):
+    """The steps that are measured, where a step takes so many seconds, and a measurement cost."""
+    due = []
+    for number, step in enumerate(steps):
+        clock.now += seconds(number)
+        pace.enter(step)
+        if pace.is_due(step) and pace.affords(step):
+            share = (pace.spent + cost) / pace.trained
+            assert not due or share <= pace.max_overhead * (1 + 1e-9)
+            clock.now += cost
+            pace.leave()
+            pace.plan(step, cost)
             due.append(step)
-            assert step == 0 or pace.spent <= 0.1 * pace.trained + 1e-9
-        pace.trained += 1.0
+        pace.leave()
+    return due
+
+
+def test_measurements_keep_to_their_share_of_the_time(clock):
+    """Steps of 1 s, measurements of 2 s, a tenth of the time."""
+    due = measured_steps(Pace(5, 0.1), clock, range(300), lambda number: 1.0, 2.0)
     assert due == [0, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240, 260, 280]
 
 
-def test_steps_that_are_done_twice_count_twice():
+@pytest.mark.parametrize("first", [0.0, 1e-4, 50.0])
+def test_the_first_step_tells_little_of_the_others(clock, first):
+    """It may be no step at all, or take very long: what is compiled, or a pause before it."""
+    steps = range(1000)
+    due = measured_steps(Pace(5, 0.1), clock, steps, lambda number: 1.0 if number else first, 2.0)
+    begin = 0 if first == 50 else 40
+    assert due[1] == pytest.approx(begin, abs=10)
+    assert due[-1] > 970  # every 20 seconds
+
+
+def test_steps_that_are_done_twice_count_twice(clock):
     """A training that goes back to a checkpoint has taken the time of all of its steps."""
-    pace = Pace(1, 0.1)
-    for step in (*range(100), *range(50)):
-        pace.enter(step)
-    pace.trained, pace.spent = 150.0, 0.0  # a second for each step
-    pace.plan(49, 20.0)  # 200 s of training pay for it: 50 more steps
-    assert next(step for step in range(50, 200) if pace.is_due(step)) == 99
+    steps = (*range(100), *range(50), *range(50, 300))
+    due = measured_steps(Pace(1, 0.1), clock, steps, lambda number: 1.0, 20.0)
+    assert due == [0, 249]  # 20 s after 1 s; 40 s are a tenth of 400 s, 150 of which came before
+
+
+def test_making_a_probe_is_a_cost_of_it(clock, monkeypatch):
+    """And not a time of the training: it would be taken for that of the first step."""
+    check = ll.Probe._check_measures
+
+    def slow(probe):
+        clock.now += 7.0
+        check(probe)
+
+    monkeypatch.setattr(ll.Probe, "_check_measures", slow)
+    probe = ll.Probe(network(), "cross_entropy", (X, Y))
+    clock.now += 70.0
+    assert probe(0)["lowland/overhead"] == pytest.approx(0.1)
 
 
 def test_cheap_measurements_come_every_so_many_steps():

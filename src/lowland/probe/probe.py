@@ -116,6 +116,7 @@ class Probe:
         self.columns = [f"lowland/{name}" for name in self._names()]
         # Only one rank writes; all know, by then, that the file can be written.
         self._log = log_function(log if is_first_rank() else None, self.columns)
+        self._pace.leave()  # what making it took is a cost of the probe
 
     def _names(self) -> list[str]:
         critical = [CRITICAL, _RATE] if CRITICAL in self.measures else []
@@ -158,6 +159,7 @@ class Probe:
         if due:
             self._synchronise()
         self._pace.enter(step)
+        due = due and self._pace.affords(step)
         if self.trajectory is not None and is_first_rank():
             self.trajectory.record(step)
         scalars = {}

@@ -371,7 +371,8 @@ def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Te
     """The weight that sees the inputs, and those of them that are not zero in every sample.
 
     Weights of the others, such as the pixels in the corners of digits, have no gradient. Without
-    decay or noise they stay as they are, and the products can do without them. No name if all are seen.
+    decay or noise they stay as they are, and the products can do without them. No name if all are
+    seen.
     """
     first = forward.first if isinstance(forward, DenseForward) else None
     inputs, _ = distinct([run.data[0] for run in runs])
