@@ -104,8 +104,9 @@ def test_scalars_reach_wandb(framework, tmp_path):
         expected = by_lightning(WandbLogger(project="probe", offline=True, save_dir=tmp_path))
     else:
         expected = by_transformers("wandb")
-    wandb.teardown()  # its service would keep the directory for the next test
-    (log,) = tmp_path.rglob("*.wandb")  # records with names and numbers as texts
+    home = Path(wandb.run.dir).parent  # of the process's first run: W&B reads WANDB_DIR once
+    wandb.finish()
+    (log,) = home.glob("*.wandb")  # records with names and numbers as texts
     records = log.read_bytes()
     assert KEY.encode() in records
     for rate in expected.values():
