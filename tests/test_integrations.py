@@ -167,6 +167,10 @@ class TestLightning:
 
         with pytest.raises(InputError, match="on must be 'step' or 'validation'"):
             SharpnessMonitor(on="epoch")
+        with pytest.raises(InputError, match="every is a whole number of steps, at least 1; got 0"):
+            fit(lightning, [SharpnessMonitor(every=0)])
+        with pytest.raises(InputError, match="a part of the module, such as network; got 'head'"):
+            fit(lightning, [SharpnessMonitor(model="head")])
         with pytest.raises(InputError, match="no measure named 'sharpness'"):
             fit(lightning, [SharpnessMonitor(measures="sharpness")])
 
@@ -315,6 +319,21 @@ class TestTransformers:
         sam_by_hand(expected, windows, plain, token_loss, rho=0.2, schedule=schedule)
         assert_same(model, expected)
 
+    # Torch warns that a hook on all modules also sees its wrapper, which is what it should.
+    @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
+    def test_sam_trainer_with_a_compiled_model(self, transformers, tmp_path):
+        from lowland.integrations.transformers import SAMTrainer
+
+        models = [language_model(transformers) for _ in range(2)]
+        for model, options in zip(
+            models, ({}, {"torch_compile": True, "torch_compile_backend": "aot_eager"}), strict=True
+        ):
+            trainer_of(
+                transformers, SAMTrainer, model, tmp_path, optim="sgd", learning_rate=0.1, rho=0.1,
+                **options,
+            ).train()  # fmt: skip
+        assert_same(*models)
+
     def test_an_error_on_the_way_up_puts_the_weights_back(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer
 
@@ -341,6 +360,12 @@ class TestTransformers:
                 transformers, SAMTrainer, model, tmp_path,
                 optimizers=(torch.optim.SGD(model.parameters(), 0.1), None),
             )  # fmt: skip
+        first, second = (
+            trainer_of(transformers, transformers.Trainer, model, tmp_path) for _ in range(2)
+        )
+        second.add_callback(SharpnessMonitor(first, {"input_ids": TOKENS, "labels": TOKENS}))
+        with pytest.raises(InputError, match="another Trainer than the one that it was added to"):
+            second.train()
         with pytest.raises(InputError, match="the first argument is the Trainer"):
             SharpnessMonitor({"input_ids": TOKENS}, "cross_entropy")
 

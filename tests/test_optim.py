@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import math
 import pickle
 import weakref
 
@@ -440,6 +441,29 @@ def test_a_compiled_model_keeps_its_statistics():
         assert int(model[1].num_batches_tracked) == count
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_model_that_is_compiled_in_place_keeps_its_statistics(whole):
+    """All of it, or a part that is called by itself."""
+    model, plain = network(), network()
+    for each in (model, plain):
+        optimizer = ll.optim.SAM(each.parameters(), SGD, rho=0.1, lr=0.1)
+        parts = (each,) if whole else (each[:2], each[2:])
+        if each is model:
+            parts[0].compile(backend="aot_eager")
+        for _ in range(3):
+            optimizer.zero_grad()
+            for climbs in (True, False):
+                x = X
+                for part in parts:
+                    x = part(x)
+                nn.functional.cross_entropy(x, Y).backward()
+                if climbs:
+                    optimizer.first_step()
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
 def test_an_optimiser_that_is_dropped_on_the_way_leaves_nothing_behind():
     gc.collect()
     model = network()
@@ -763,10 +787,26 @@ def test_what_cannot_work_is_said():
     w, other = start(), start()
     with pytest.raises(InputError, match="call first_step before step, or give step a closure"):
         ll.optim.SAM([w], SGD, lr=0.1).step()
-    with pytest.raises(InputError, match="rho must not be negative"):
+    with pytest.raises(InputError, match="rho must .* not be negative"):
         ll.optim.SAM([w], SGD, rho=-1, lr=0.1)
-    with pytest.raises(InputError, match="eta must not be negative"):
+    for wrong in (math.nan, math.inf, "big", None):
+        with pytest.raises(InputError, match="rho must be a number and must not be negative; got"):
+            ll.optim.SAM([w], SGD, rho=wrong, lr=0.1)
+    with pytest.raises(InputError, match="rho must .* not be negative; got -1"):
+        ll.optim.SAM([{"params": [w], "rho": -1}], SGD, lr=0.1)
+    with pytest.raises(InputError, match="eta must .* not be negative"):
         ll.optim.ASAM([w], SGD, eta=-1, lr=0.1)
+    for name in ("inner_lr", "gamma", "noise"):
+        with pytest.raises(InputError, match=f"{name} must .* not be negative"):
+            ll.optim.EntropySGD([w], lr=0.1, **{name: -0.1})
+    with pytest.raises(InputError, match="gamma must .* not be negative"):
+        ll.optim.ReplicatedSGD([[w], [other]], SGD, lr=0.1, gamma=-1)
+    with pytest.raises(InputError, match="different tensors; one of shape"):
+        ll.optim.ReplicatedSGD([[w], [w]], SGD, lr=0.1)
+    with pytest.raises(InputError, match=r"\[m.parameters\(\) for m in models\]; got Linear"):
+        ll.optim.ReplicatedSGD([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)], SGD, lr=0.1)
+    with pytest.raises(InputError, match="langevin must be at least 1, and a whole number; got"):
+        ll.optim.EntropySGD([w], langevin=2.5)
     with pytest.raises(InputError, match=r"class of torch\.optim"):
         ll.optim.SAM([w], SGD([w], lr=0.1))
     with pytest.raises(InputError, match="LBFGS computes its own"):

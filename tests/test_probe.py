@@ -4,6 +4,7 @@ import csv
 import math
 import random
 import time
+import types
 
 import numpy as np
 import pytest
@@ -258,20 +259,67 @@ def test_inference_mode_autocast_and_no_grad_change_nothing():
 # Pace and logs ------------------------------------------------------------------------------------
 
 
-def test_measurements_keep_to_their_share_of_the_time():
-    """With a clock of the test's own: steps of 1 s, measurements of 2 s, a tenth of the time."""
-    pace = Pace(5, 0.1)
-    pace.enter(0)
-    pace.trained, pace.spent, due = 1.0, 0.0, []
-    for step in range(300):
-        pace._first = 0
-        if pace.is_due(step):
-            pace.spent += 2.0
-            pace.plan(step, 2.0)
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless a test moves it: ``clock.now``."""
+    clock = types.SimpleNamespace(now=0.0)
+    clock.perf_counter = lambda: clock.now
+    monkeypatch.setattr("lowland.probe.pace.time", clock)
+    return clock
+
+
+def measured_steps(pace, clock, steps, seconds, cost):
+    """The steps that are measured, where a step takes so many seconds, and a measurement cost."""
+    due = []
+    for number, step in enumerate(steps):
+        clock.now += seconds(number)
+        pace.enter(step)
+        if pace.is_due(step) and pace.affords(step):
+            allowed = pace.max_overhead * pace.trained * (1 + 1e-9)
+            assert not due or pace.spent + cost <= allowed
+            clock.now += cost
+            pace.leave()
+            pace.plan(step, cost)
             due.append(step)
-            assert step == 0 or pace.spent <= 0.1 * pace.trained + 1e-9
-        pace.trained += 1.0
+        pace.leave()
+    return due
+
+
+def test_measurements_keep_to_their_share_of_the_time(clock):
+    """Steps of 1 s, measurements of 2 s, a tenth of the time."""
+    due = measured_steps(Pace(5, 0.1), clock, range(300), lambda number: 1.0, 2.0)
     assert due == [0, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240, 260, 280]
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-4, 50.0])
+def test_the_first_step_tells_little_of_the_others(clock, first):
+    """It may be no step at all, or take very long: what is compiled, or a pause before it."""
+    steps = range(1000)
+    due = measured_steps(Pace(5, 0.1), clock, steps, lambda number: 1.0 if number else first, 2.0)
+    begin = 0 if first == 50 else 40
+    assert due[1] == pytest.approx(begin, abs=10)
+    assert due[-1] > 970  # every 20 seconds
+
+
+def test_steps_that_are_done_twice_count_twice(clock):
+    """A training that goes back to a checkpoint has taken the time of all of its steps."""
+    steps = (*range(100), *range(400))
+    due = measured_steps(Pace(1, 0.1), clock, steps, lambda number: 1.0, 20.0)
+    assert due == [0, 299]  # 40 s are a tenth of 400 s, of which 100 were before going back
+
+
+def test_making_a_probe_is_a_cost_of_it(clock, monkeypatch):
+    """And not a time of the training: it would be taken for that of the first step."""
+    check = ll.Probe._check_measures
+
+    def slow(probe):
+        clock.now += 7.0
+        check(probe)
+
+    monkeypatch.setattr(ll.Probe, "_check_measures", slow)
+    probe = ll.Probe(network(), "cross_entropy", (X, Y))
+    clock.now += 70.0
+    assert probe(0)["lowland/overhead"] == pytest.approx(0.1)
 
 
 def test_cheap_measurements_come_every_so_many_steps():
@@ -325,6 +373,13 @@ def test_logs_go_to_a_function_or_on_in_the_same_file(tmp_path):
         ({"optimizer": torch.optim.SGD(network().parameters(), 0.1)}, "none of the model's"),
         ({"model": "resnet"}, "must be a torch.nn.Module"),
         ({"measures": "path_norm"}, "measure 'path_norm' of the probe: does not apply"),
+        ({"measures": []}, "measures must name at least one"),
+        ({"measures": [3]}, "measures must be names"),
+        ({"measures": 3}, "measures must be names"),
+        ({"max_overhead": "5%"}, "a share of the training's time"),
+        ({"log": 5}, "log must be a file's path or a function"),
+        ({"trajectory": "way"}, "trajectory must be a lowland.Trajectory of this model"),
+        ({"trajectory": ll.Trajectory(network())}, "trajectory must be a lowland.Trajectory of"),
     ],
 )
 def test_mistakes_are_told_before_the_training(options, message):
@@ -341,6 +396,65 @@ def test_steps_that_skip_updates_are_told_at_the_second_call():
     assert probe(0) == {}
     with pytest.raises(InputError, match="called at steps 0 and 10"):
         probe(10)
+
+
+@pytest.mark.parametrize("step", ["3", 1.5, None, True])
+def test_a_step_is_a_whole_number(step):
+    probe = ll.Probe(network(), "cross_entropy", (X, Y))
+    with pytest.raises(InputError, match="step counts updates, in whole numbers; got"):
+        probe(step)
+    assert probe(np.int64(3))  # of whatever kind
+    assert probe.history[0]["step"] == 3
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_weights_that_are_no_numbers_leave_the_training_alone(followed):
+    """Numbers are left out while the loss is not finite, and come again when it is."""
+    model = network()
+    names = ["critical_sharpness", "largest_eigenvalue", "trace"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = ll.Probe(
+        model, "cross_entropy", (X, Y), every=1, measures=names, max_overhead=None,
+        optimizer=optimizer if followed else None,
+    )  # fmt: skip
+    whole = {name: t.clone() for name, t in model.state_dict().items()}
+
+    def step(number):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model.eval()(X), Y).backward()
+        optimizer.step()
+        return set(probe(number)) - {"lowland/overhead"}
+
+    step(0)
+    expected = step(1)
+    assert len(expected) == 4
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    for number in range(2, 6):
+        assert not step(number)
+    model.load_state_dict(whole)
+    step(6)  # from weights that are no numbers to weights that are
+    assert step(7) == expected
+
+
+def test_a_training_that_goes_back_to_a_checkpoint_is_measured_from_there_on():
+    probe = ll.Probe(network(), "cross_entropy", (X, Y), every=5, max_overhead=None)
+    for steps in (range(31), range(7, 20), range(2, 9)):
+        for step in steps:
+            probe(step)
+    steps = [row["step"] for row in probe.history]
+    assert steps == [0, 5, 10, 15, 20, 25, 30, 7, 10, 15, 2, 5]
+
+
+def test_a_layer_that_is_replaced_on_the_way_is_measured():
+    model = network()
+    probe = ll.Probe(
+        model, "cross_entropy", (X, Y), every=1, measures="largest_eigenvalue", max_overhead=None
+    )
+    probe(0)
+    model[4] = nn.Linear(12, 5)
+    exact = torch.linalg.eigvalsh(ll.hessian(ll.Problem(model, "cross_entropy", (X, Y))).dense())
+    assert probe(1)["lowland/largest_eigenvalue"] == pytest.approx(float(exact[-1]), rel=0.01)
 
 
 def test_no_update_no_number():

@@ -116,6 +116,46 @@ def lightning_ddp(rank):
     return rows
 
 
+def lightning_fsdp2(rank):
+    """A model that is sharded in ``configure_model``, with SAM around the optimiser."""
+    import lightning
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from lowland.integrations.lightning import SharpnessMonitor
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def configure_model(self):
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
+
+        def forward(self, x):
+            return self.network(x)
+
+        def training_step(self, batch, number):
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return ll.optim.SAM(self.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
+
+    modules = [Module(), Module()]
+    monitor = SharpnessMonitor(batch=(X, Y), every=1, measures=BOTH, max_overhead=None)
+    for module, callbacks in zip(modules, ([monitor], []), strict=True):
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=2, strategy=ModelParallelStrategy(2, 1), max_epochs=2,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=callbacks,
+        )  # fmt: skip
+        trainer.fit(module, DataLoader(TensorDataset(X, Y), batch_size=2))
+    assert all(hasattr(p, "to_local") for p in modules[0].parameters())
+    assert all(map(torch.equal, *(local(module) for module in modules)))
+    return without_time(monitor.probe.history)
+
+
 def transformers_ddp(rank):
     """SAM, with accumulated batches and a monitor; also the weights that come out."""
     import transformers
@@ -156,7 +196,7 @@ def summed_loss(outputs, labels, num_items_in_batch):
     return sums / (5 * 8)
 
 
-TASKS = (transformers_ddp, lightning_ddp, ddp, fsdp2)
+TASKS = (transformers_ddp, lightning_ddp, lightning_fsdp2, ddp, fsdp2)
 
 
 def work(rank: int, out: Path) -> None:

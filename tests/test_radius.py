@@ -104,6 +104,11 @@ def test_what_cannot_be_told_is_said():
     with pytest.raises(InputError, match=r"pass ceiling=\.\.\."):
         ll.rho_range(ll.Problem(model, own, train=data))
 
+    with pytest.raises(InputError, match="takes a lowland.Problem; got Linear"):
+        ll.rho_range(model)
+    with pytest.raises(InputError, match=r"training\['batch_size'\] must be at least 1; got 0"):
+        ll.rho_range(ll.Problem(model, train=data, training={"batch_size": 0}), ceiling=1.0)
+
     class Bounded(nn.Linear):
         def forward(self, x):
             return super().forward(x).tanh()

@@ -192,6 +192,10 @@ RULES = {
     "friendly_sam": {"optimizer": "friendly_sam", "momentum": 0.5, "radius": 0.2},
     "look_sam": {"optimizer": "look_sam", "radius": 0.2},
     "functional_sam": {"optimizer": "functional_sam", "radius": 0.2},
+    "ivon": {"optimizer": "ivon"},
+    "ivon decay": {"optimizer": "ivon", "decay": 0.02, "decay_epochs": 2},
+    "entropy_sgd": {"optimizer": "entropy_sgd"},
+    "entropy_sgd momentum": {"optimizer": "entropy_sgd", "momentum": 0.5},
     "decay": {"decay": 0.02, "decay_epochs": 2},
     "norm": {"decay": 0.02, "penalty": "norm", "decay_epochs": None},
     "global_norm": {"decay": 0.02, "penalty": "global_norm", "decay_epochs": None},
@@ -243,7 +247,7 @@ AVERAGES = [
 ]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "sam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "sam", "ivon", "entropy_sgd"])
 def test_a_stack_of_schedules_and_averages_does_what_each_does_alone(optimizer):
     """All in one stack, since a sweep may vary them; some end before the others."""
     X, y = images()

@@ -87,6 +87,8 @@ def rho_range(
             that are the same for all samples.
         seed: of the choice of batches.
     """
+    if not isinstance(problem, Problem):
+        raise InputError(f"rho_range takes a lowland.Problem; got {type(problem).__name__}")
     if ceiling is None:
         ceiling, _ = constant_prediction(problem)
     if ceiling is None:
@@ -95,6 +97,10 @@ def rho_range(
             "ceiling=..., for instance the loss before training"
         )
     size = min(int(problem.training.get("batch_size", _BATCH)), len(problem.train))
+    if size < 1:
+        raise InputError(
+            f"training['batch_size'] must be at least 1; got {problem.training['batch_size']}"
+        )
     order = torch.randperm(len(problem.train), generator=torch.Generator().manual_seed(seed))
     batches = [problem.subset(rows) for rows in order[: size * _BATCHES].split(size)]
     lines = [_ascent(Neighbourhood(batch), adaptive) for batch in batches if len(batch.train)]

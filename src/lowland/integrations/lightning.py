@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowland.errors import InputError
@@ -52,7 +53,7 @@ class SharpnessMonitor(Callback):
             raise InputError(f"on must be 'step' or 'validation'; got {on!r}")
         self.loss, self.batch, self.model, self.on = loss, batch, model, on
         self.options: dict[str, Any] = {
-            "every": every or (100 if on == "step" else 1),
+            "every": (100 if on == "step" else 1) if every is None else every,
             "measures": measures,
             "max_overhead": max_overhead,
         }
@@ -67,7 +68,7 @@ class SharpnessMonitor(Callback):
         """Make the probe, before the first update."""
         if self.probe is not None:
             return
-        model = pl_module.get_submodule(self.model) if self.model else pl_module
+        model = pl_module if self.model is None else _part(pl_module, self.model)
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         if self.batch is None:  # a copy, since loaders may write the next batch into its memory
             batch = pytree.tree_map(lambda t: t.clone() if torch.is_tensor(t) else t, batch)
@@ -104,3 +105,12 @@ class SharpnessMonitor(Callback):
         if self.on == "validation" and self.probe is not None and not trainer.sanity_checking:
             scalars = self.probe(trainer.global_step)
             pl_module.log_dict(scalars, sync_dist=trainer.world_size > 1)
+
+
+def _part(module: LightningModule, name: str) -> nn.Module:
+    """The part of a module that has this name."""
+    parts = {part for part, _ in module.named_modules() if part}
+    if name not in parts:
+        first = ", ".join(part for part, _ in module.named_children()) or "none"
+        raise InputError(f"model names a part of the module, such as {first}; got {name!r}")
+    return module.get_submodule(name)

@@ -72,6 +72,11 @@ class SharpnessMonitor(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Make the probe."""
+        if self not in self.trainer.callback_handler.callbacks:
+            raise InputError(
+                "the monitor logs by another Trainer than the one that it was added to; make one "
+                "for each: trainer.add_callback(SharpnessMonitor(trainer, batch))"
+            )
         self.probe = Probe(
             kwargs["model"], self.loss, self.batch, optimizer=kwargs["optimizer"], **self.options
         )

@@ -1,6 +1,7 @@
 """An optimiser around another one: they share parameter groups and state."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ class Around(Optimizer):
     Parameter groups and state are the base's own, the very objects, whichever of the two is asked,
     scheduled or loaded; what the outer one needs stands in the same groups.
     """
+
+    not_negative: tuple[str, ...] = ()  # options of the outer one
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class Around(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, with options of their own where they differ."""
+        for name in self.not_negative:
+            check_not_negative(name, param_group.get(name, self.defaults[name]))
         if "base" in self.__dict__:  # made before the base, and only added to it afterwards
             self.base.add_param_group({**self.defaults, **param_group})
         else:
@@ -89,3 +94,19 @@ class Around(Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     yield p, p.grad, group
+
+
+def check_not_negative(name: str, value: Any) -> None:
+    """An error unless an option is a finite number, and not negative."""
+    try:
+        if 0 <= value < math.inf:
+            return
+    except TypeError:
+        pass
+    raise InputError(f"{name} must be a number and must not be negative; got {value!r}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """An error unless an option is a whole number, and at least one."""
+    if not (isinstance(value, int) and value >= 1):
+        raise InputError(f"{name} must be at least 1, and a whole number; got {value!r}")

@@ -24,7 +24,8 @@ class WeightAverage:
             torch.save(model.state_dict(), "average.pt")
 
     Running statistics of BatchNorm belong to the weights that they were taken with: a model with
-    them needs ``update_bn`` for the averaged ones.
+    them needs ``update_bn`` for the averaged ones. The mean is kept in single precision at least:
+    in half precision a small share of the way would be rounded off.
 
     Args:
         of: an optimiser, or parameters.
@@ -36,8 +37,11 @@ class WeightAverage:
             raise InputError(f"decay must be at least 0 and below 1; got {decay}")
         if isinstance(of, Optimizer):
             of = [p for group in of.param_groups for p in group["params"]]
-        self.params, self.decay, self.updates = list(of), decay, 0
-        self.weights = [p.detach().clone() for p in self.params]
+        self.params, self.decay, self.updates = _tensors(of), decay, 0
+        self.weights = [
+            p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for p in self.params
+        ]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -45,7 +49,7 @@ class WeightAverage:
         self.updates += 1
         share = 1 / self.updates if self.decay is None else 1 - self.decay
         for mean, p in zip(self.weights, self.params, strict=True):
-            mean.lerp_(p, share)
+            mean.lerp_(p.to(mean), share)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -69,6 +73,21 @@ class WeightAverage:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a saved mean."""
+        shapes = [[tuple(t.shape) for t in part] for part in (self.weights, state["weights"])]
+        if shapes[0] != shapes[1]:
+            raise InputError(
+                f"the saved mean is of other parameters: shapes {shapes[1]}, not {shapes[0]}"
+            )
         for mean, value in zip(self.weights, state["weights"], strict=True):
             mean.copy_(value)
         self.updates, self.decay = state["updates"], state["decay"]
+
+
+def _tensors(of: Any) -> list[Tensor]:
+    """The parameters as a list; an error if they are none."""
+    tensors = list(of) if isinstance(of, Iterable) else [of]
+    if not tensors or not all(isinstance(t, Tensor) for t in tensors):
+        raise InputError(
+            f"a mean is of an optimizer or of parameters, such as model.parameters(); got {of!r}"
+        )
+    return tensors

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lowland.errors import InputError
-from lowland.optim.around import Closure
+from lowland.optim.around import Closure, check_count
 from lowland.optim.excursion import Exploring
 from lowland.optim.noise import generators_of
 
@@ -44,6 +44,8 @@ class EntropySGD(Exploring):
         options: those of the base.
     """
 
+    not_negative = ("inner_lr", "gamma", "noise")
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -58,8 +60,7 @@ class EntropySGD(Exploring):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        if langevin < 1:
-            raise InputError(f"langevin must be at least 1; got {langevin}")
+        check_count("langevin", langevin)
         if not 0 <= memory < 1:
             raise InputError(f"memory must be at least 0 and below 1; got {memory}")
         if seed < 0:
@@ -113,7 +114,7 @@ class EntropySGD(Exploring):
         start, means = self._excursion.start_of(p), self._excursion.notes
         draw = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
         shake = group["noise"] * math.sqrt(group["inner_lr"]) * draw
-        p.add_(shake - group["inner_lr"] * (p.grad + group["gamma"] * (p - start)))
+        p.add_(shake - group["inner_lr"] * (group["gamma"] * (p - start) + p.grad))
         if p not in means:
             means[p] = start.clone()
         means[p].mul_(group["memory"]).add_(p, alpha=1 - group["memory"])

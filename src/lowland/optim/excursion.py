@@ -1,5 +1,6 @@
 """Gradients away from the weights, and the way back."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -63,9 +64,13 @@ class Excursion:
     def _hook(self) -> RemovableHandle:
         # Weak, so that an optimiser that is dropped on the way takes its hook along.
         weak = weakref.proxy(self, lambda _: handle.remove())
-        handle: RemovableHandle = register_module_forward_pre_hook(
-            lambda module, args: weak._keep(module)
-        )
+
+        def keep(module: nn.Module, args: Any) -> None:
+            weak._keep(module)
+
+        if _something_is_compiled():  # which would trace the hook, and not always can
+            keep = torch.compiler.disable(keep)
+        handle: RemovableHandle = register_module_forward_pre_hook(keep)
         return handle
 
     def _keep(self, module: nn.Module) -> None:
@@ -75,6 +80,17 @@ class Excursion:
             self._seen.add(part)
             if isinstance(part, _NormBase):
                 self._averages += [(b, b.clone()) for b in part.buffers(recurse=False)]
+        if _something_is_compiled() and self._handle is not None and self._all_is_seen():
+            self._handle.remove()  # a hook would break the graph at every part of the model
+
+    def _all_is_seen(self) -> bool:
+        seen = {id(p) for part in self._seen for p in part.parameters(recurse=False)}
+        return self._own() <= seen
+
+
+def _something_is_compiled() -> bool:
+    """Whether torch.compile was used; asking it would load its compiler, which takes seconds."""
+    return "torch._dynamo" in sys.modules
 
 
 class Exploring(Around):

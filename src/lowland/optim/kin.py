@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lowland.errors import InputError
+from lowland.optim.around import check_count
 from lowland.optim.sam import SAM, Notes, norm_of
 
 
@@ -29,6 +30,8 @@ class FriendlySAM(SAM):
         memory: the share of the past in the mean; 0.9 as in the code of the authors.
         options: those of the base.
     """
+
+    not_negative = ("rho", "sigma")
 
     def __init__(
         self,
@@ -87,6 +90,8 @@ class LookSAM(SAM):
         options: those of the base.
     """
 
+    not_negative = ("rho", "reuse")
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -97,8 +102,7 @@ class LookSAM(SAM):
         reuse: float = 0.7,
         **options: Any,
     ) -> None:
-        if every < 1:
-            raise InputError(f"every must be at least 1; got {every}")
+        check_count("every", every)
         own = {"rho": rho, "every": every, "reuse": reuse, "turn": 0}
         self._set_up(params, base, own, options)
 

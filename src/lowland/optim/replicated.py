@@ -28,6 +28,8 @@ class ReplicatedSGD(Around):
         options: those of the base.
     """
 
+    not_negative = ("gamma",)
+
     def __init__(
         self,
         replicas: Sequence[Iterable[Tensor] | Iterable[dict[str, Any]]],
@@ -44,6 +46,12 @@ class ReplicatedSGD(Around):
         numbers = [len(own) for own in groups]
         if len(set(numbers)) > 1:
             raise InputError(f"replicas must have the same number of groups; got {numbers}")
+        shared = _shared(groups)
+        if shared is not None:
+            raise InputError(
+                f"replicas must be different tensors; one of shape {tuple(shared.shape)} is in two"
+                " places: copy the model, by copy.deepcopy"
+            )
         together = [_together(same) for same in zip(*groups, strict=True)]
         super().__init__(together, base, {"gamma": gamma, "scoping": scoping}, options)
 
@@ -98,7 +106,24 @@ def _groups(replica: Iterable[Any]) -> list[dict[str, Any]]:
     """The groups of a replica, which may be one list of parameters."""
     parts = list(replica)
     groups = parts if parts and isinstance(parts[0], dict) else [{"params": parts}]
-    return [{**group, "params": list(group["params"])} for group in groups]
+    groups = [{**group, "params": list(group["params"])} for group in groups]
+    for p in (p for group in groups for p in group["params"]):
+        if not isinstance(p, Tensor):
+            raise InputError(
+                "replicas must be the parameters of each: [m.parameters() for m in models]; got "
+                f"{type(p).__name__} among them"
+            )
+    return groups
+
+
+def _shared(replicas: list[list[dict[str, Any]]]) -> Tensor | None:
+    """A parameter that is there twice."""
+    seen: set[int] = set()
+    for p in (p for groups in replicas for group in groups for p in group["params"]):
+        if id(p) in seen:
+            return p
+        seen.add(id(p))
+    return None
 
 
 def _together(same: tuple[dict[str, Any], ...]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class SAM(Exploring):
     # When gradients overflow, a GradScaler does not call the step of an optimiser without this
     # mark, and the weights would stay away. With it, the overflow is told in found_inf.
     _step_supports_amp_scaling = True
+    not_negative: tuple[str, ...] = ("rho",)
 
     def __init__(
         self,
@@ -52,9 +53,6 @@ class SAM(Exploring):
         own: dict[str, Any],
         options: dict[str, Any],
     ) -> None:
-        for name, value in own.items():
-            if not value >= 0:
-                raise InputError(f"{name} must not be negative; got {value}")
         super().__init__(params, base, {**own, "perturbed": True}, options)
 
     @property
@@ -141,6 +139,8 @@ class ASAM(SAM):
         options: those of the base.
     """
 
+    not_negative = ("rho", "eta")
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -179,9 +179,10 @@ def norms_only(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def norm_of(tensors: list[Tensor]) -> Tensor:
-    """The norm of all together, in at least single precision."""
+    """The norm of all together, in at least single precision; of sparse ones too."""
+    parts = [t.coalesce().values() if t.is_sparse else t for t in tensors]
     norms = [
         torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32))
-        for t in tensors
+        for t in parts
     ]
     return torch.stack([n.to(norms[0]) for n in norms]).norm() if norms else torch.zeros(())

@@ -1,5 +1,7 @@
 """The probe: a few scalars of the loss's geometry, from inside a training loop."""
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +93,7 @@ class Probe:
         trajectory: Trajectory | None = None,
     ) -> None:
         self._pace = Pace(every, max_overhead)
-        names = CRITICAL if measures is None else measures
-        self.measures = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
+        self.measures = _as_names(CRITICAL if measures is None else measures)
         self._others = [name for name in self.measures if name not in (CRITICAL, EIGENVALUE)]
         _check_names(self._others)
         if not isinstance(model, nn.Module):
@@ -103,6 +104,7 @@ class Probe:
         self.optimizer = optimizer if CRITICAL in self.measures else None
         self.problem = Problem(self.model, loss, batch)
         if trajectory is not None:
+            _check_trajectory(trajectory, self.model)
             self.problem.check_whole()
         self.trajectory = trajectory
         self.history: list[dict[str, float]] = []  # a row for each measured step
@@ -114,6 +116,7 @@ class Probe:
         self.columns = [f"lowland/{name}" for name in self._names()]
         # Only one rank writes; all know, by then, that the file can be written.
         self._log = log_function(log if is_first_rank() else None, self.columns)
+        self._pace.leave()  # what making it took is a cost of the probe
 
     def _names(self) -> list[str]:
         critical = [CRITICAL, _RATE] if CRITICAL in self.measures else []
@@ -148,6 +151,7 @@ class Probe:
         it may also be called between the backward passes of an accumulated gradient. A number that
         could not be had at this step (the loss rises at once along the update) is left out.
         """
+        step = _whole_number(step)
         if step == self._last:
             return {}
         self._check_consecutive(step)
@@ -155,6 +159,7 @@ class Probe:
         if due:
             self._synchronise()
         self._pace.enter(step)
+        due = due and self._pace.affords(step)
         if self.trajectory is not None and is_first_rank():
             self.trajectory.record(step)
         scalars = {}
@@ -228,7 +233,10 @@ class Probe:
         if self._guess is not None:
             guess = self._guess / unit
         with self.problem.measuring(), torch.no_grad():
-            search = critical_step(self._rise(start, end), guess, slope)
+            rise = self._rise(start, end)
+            if rise is None:
+                return None
+            search = critical_step(rise, guess, slope)
         self._guess = search.guess * unit
         return None if search.step is None else search.step * unit
 
@@ -237,10 +245,11 @@ class Probe:
 
     def _rise(
         self, start: Mapping[str, Tensor], end: Mapping[str, Tensor]
-    ) -> Callable[[float], float]:
+    ) -> Callable[[float], float] | None:
         """The loss after so much of the way from start to end, less that at the start.
 
-        Differences are taken sample by sample, so that small ones are not lost in the mean.
+        Differences are taken sample by sample, so that small ones are not lost in the mean. None if
+        the loss at the start is not finite.
         """
         problem = self.problem
         count = problem.count()
@@ -249,26 +258,61 @@ class Probe:
             params = Along(start, end, size, problem.dtype)
             return [problem.batch_losses(b, params).double() for b in problem.batches()]
 
+        def mean(parts: list[Tensor]) -> float:
+            return float(total(torch.stack([part.sum() for part in parts]).sum())) / count
+
         at_start = losses(0.0)
+        if not math.isfinite(mean(at_start)):
+            return None
 
         def rise(size: float) -> float:
-            pairs = zip(losses(size), at_start, strict=True)
-            return float(total(torch.stack([(a - b).sum() for a, b in pairs]).sum())) / count
+            return mean([a - b for a, b in zip(losses(size), at_start, strict=True)])
 
         return rise
 
     def _eigenvalue(self) -> float | None:
         """The largest eigenvalue, from the last eigenvector on; None if it was not found."""
-        pairs = eigsh(
-            hessian(self.problem),
-            k=1,
-            which="largest",
-            tol=_RESIDUAL,
-            start=self._eigenvector,
-            max_matvecs=_PRODUCTS,
-        )
+        H, start = hessian(self.problem), self._eigenvector
+        if start is not None and len(start) != H.size:  # a layer was replaced
+            start = None
+        self._eigenvector = None
+        try:
+            pairs = eigsh(
+                H, k=1, which="largest", tol=_RESIDUAL, start=start, max_matvecs=_PRODUCTS
+            )
+        except InputError:  # weights that are no numbers: a training may go on from a checkpoint
+            return None
         self._eigenvector = pairs.vectors[:, 0]
         return float(pairs.values[0]) if pairs.converged else None
+
+
+def _as_names(measures: Sequence[str] | str) -> tuple[str, ...]:
+    """The names of measures, each once; an error if they are none."""
+    names = [measures] if isinstance(measures, str) else measures
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"measures must be names, such as {CRITICAL!r}; got {measures!r}")
+    if not names:
+        raise InputError(f"measures must name at least one, such as {CRITICAL!r}; got none")
+    return tuple(dict.fromkeys(names))
+
+
+def _whole_number(step: Any) -> int:
+    """The step as a number of Python's; an error if it is not whole."""
+    if not isinstance(step, bool) and hasattr(step, "__index__"):
+        try:
+            return operator.index(step)
+        except TypeError:  # tensors have the method for all numbers
+            pass
+    raise InputError(f"step counts updates, in whole numbers; got {step!r}")
+
+
+def _check_trajectory(trajectory: Any, model: nn.Module) -> None:
+    """An error unless it records this model."""
+    if not isinstance(trajectory, Trajectory) or trajectory.model is not model:
+        raise InputError(
+            "trajectory must be a lowland.Trajectory of this model: "
+            f"trajectory=lowland.Trajectory(model); got {trajectory!r}"
+        )
 
 
 def _check_names(names: list[str]) -> None:

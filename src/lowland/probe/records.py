@@ -15,6 +15,10 @@ def log_function(log: str | Path | Log | None, columns: list[str]) -> Log:
         return lambda scalars, step: None
     if callable(log):
         return log
+    if not isinstance(log, (str, Path)):
+        raise InputError(
+            f"log must be a file's path or a function of scalars and step; got {log!r}"
+        )
     return CsvFile(Path(log), columns)
 
 

@@ -1,6 +1,7 @@
 """Many networks trained at once, each as if it were alone."""
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from lowland.training.stack import (
     stacked,
     trusted_forward,
 )
-from lowland.training.stacked_steps import STACKED, StackedSteps
+from lowland.training.stacked_data import SharedData, distinct
+from lowland.training.stacked_steps import NOISY, STACKED, Gradients, StackedSteps
 
 # Bytes that weights, gradients and states of a stack may take.
 _STACK = 2**30
@@ -211,7 +213,7 @@ class _StackedTraining:
     def _settle(self) -> None:
         """Set up what stays the same until a run leaves the stack."""
         settings = [run.settings for run in self.runs]
-        self.data = _Shared(self.pairs)
+        self.data = SharedData(self.pairs)
         self.steps.settle(settings, self._each)
         self.still = [_squares_left(run.model, self.first, self.seen) for run in self.runs]
 
@@ -246,14 +248,21 @@ class _StackedTraining:
         places = [epoch - 1 + i / len(batches) for i in range(len(batches) if changing else 1)]
         rates = self._each([[s.rate_at(place) for s in settings] for place in places])
         follow = [s.average_share(epoch, end=False) for s in settings]
-        for number, rows in enumerate(batches):
-            x, y = self.data.rows(rows)
-            masks = self.dropouts.draw(rows.shape[1])
-            gradients = functools.partial(self._gradients, x, y, masks, decay)
-            self.steps.step(self.weights, gradients, rates[number % len(rates)])
+        inner = self.steps.batches
+        for first in range(0, len(batches), inner):
+            turns = itertools.cycle(batches[first : first + inner])
+            batch = functools.partial(self._batch, turns, decay)
+            self.steps.step(self.weights, batch, rates[first % len(rates)])
             if any(0 < share < 1 for share in follow):
                 self._average(follow)
         self._average([s.average_share(epoch, end=True) for s in settings])
+
+    def _batch(self, turns: Iterator[Tensor], decay: Weights) -> Gradients:
+        """The gradients of the next batch, as a function of the slope at the outputs."""
+        rows = next(turns)
+        x, y = self.data.rows(rows)
+        masks = self.dropouts.draw(rows.shape[1])
+        return functools.partial(self._gradients, x, y, masks, decay)
 
     def _average(self, shares: Sequence[float]) -> None:
         """Move each mean towards the weights by its share of the way."""
@@ -374,7 +383,7 @@ def _steps_of(run: _Run) -> StackedSteps:
     if run.settings.optimizer == "sam_on":
         scales = {id(p) for p in norms_only(run.model)[0]["params"]}
         perturbed = {name: p for name, p in perturbed.items() if id(p) in scales}
-    return StackedSteps(run.settings.optimizer, perturbed.keys())
+    return StackedSteps(run.settings.optimizer, perturbed.keys(), len(run.data[0]))
 
 
 def _wrong(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -385,12 +394,14 @@ def _seen_inputs(runs: Sequence[_Run], forward: Forward) -> tuple[str | None, Te
     """The weight that sees the inputs, and those of them that are not zero in every sample.
 
     Weights of the others, such as the pixels in the corners of digits, have no gradient. Without
-    decay they stay as they are, and the products can do without them. No name if all are seen.
+    decay or noise they stay as they are, and the products can do without them. No name if all are
+    seen.
     """
     first = forward.first if isinstance(forward, DenseForward) else None
-    distinct, _ = _distinct([run.data[0] for run in runs])
-    seen = torch.stack([X.flatten(1).any(0) for X in distinct]).any(0)
-    if seen.all() or any(run.settings.decay for run in runs):
+    inputs, _ = distinct([run.data[0] for run in runs])
+    seen = torch.stack([X.flatten(1).any(0) for X in inputs]).any(0)
+    still = not any(run.settings.decay or run.settings.optimizer in NOISY for run in runs)
+    if seen.all() or not still:
         first = None
     return first, seen.nonzero().flatten()
 
@@ -401,44 +412,3 @@ def _squares_left(model: nn.Module, first: str | None, seen: Tensor) -> float:
         return 0.0
     W = model.get_parameter(first).detach().double()
     return float(W.square().sum() - W[:, seen].square().sum())
-
-
-class _Shared:
-    """The data of some runs; tensors that several of them share are held and read once."""
-
-    def __init__(self, pairs: Sequence[Data]) -> None:
-        self.inputs, self.inputs_of = _distinct([X for X, _ in pairs])
-        self.targets, self.targets_of = _distinct([y for _, y in pairs])
-
-    def rows(self, rows: Tensor) -> Data:
-        """Inputs and targets of each run, for rows of its own (runs, batch)."""
-        return _taken(self.inputs, self.inputs_of, rows), _taken(
-            self.targets, self.targets_of, rows
-        )
-
-    def slices(self, rows: Tensor) -> Data:
-        """Inputs and targets of the same rows for all; inputs that all share as (1, batch, ...)."""
-        same = rows.expand(len(self.inputs_of), -1)
-        x = self.inputs[0][rows].unsqueeze(0) if len(self.inputs) == 1 else None
-        return (
-            _taken(self.inputs, self.inputs_of, same) if x is None else x,
-            _taken(self.targets, self.targets_of, same),
-        )
-
-
-def _distinct(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-    """The different tensors, and which of them each run has."""
-    places: dict[int, int] = {}
-    kept: list[Tensor] = []
-    for t in tensors:
-        if id(t) not in places:
-            places[id(t)] = len(kept)
-            kept.append(t)
-    return kept, [places[id(t)] for t in tensors]
-
-
-def _taken(tensors: list[Tensor], of: list[int], rows: Tensor) -> Tensor:
-    rows = rows.to(tensors[0].device)
-    if len(tensors) == 1:
-        return tensors[0].index_select(0, rows.flatten()).unflatten(0, rows.shape)
-    return torch.stack([tensors[i][own] for i, own in zip(of, rows, strict=True)])
