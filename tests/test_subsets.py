@@ -125,7 +125,7 @@ def test_what_does_not_fit_on_all_samples_is_measured_on_some(one_second):
         assert rows[name].method.endswith("; on 128 of 512 samples, stratified")
         assert abs(rows[name].value - full[name].value) <= 4 * rows[name].stderr
     assert rows["pac_bayes"].reason == (
-        "does not fit the budget of 50 s; it takes about 1 min 15 s: budget='none' (--budget none) "
+        "does not fit the budget of 50 s; it takes about 55 s: budget='none' (--budget none) "
         "runs it, or naming it"
     )
     again = Subset(problem, 128).value(registered()["expected_sharpness"])

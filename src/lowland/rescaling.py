@@ -25,7 +25,7 @@ By = Literal["layers", "units", "norms", "split", "outputs"]
 # Enough for deep chains: each sweep lets every joint see its neighbours once more.
 _SWEEPS = 1000
 # Samples on which each joint is tried before all of them together are tried on all.
-_TRIED = 256
+TRIED = 256
 # Joints are tried with factors between 1/30 and 30: what is nearly linear near 0, as tanh, is not
 # there. If larger factors are asked for, with those.
 _REACH = 30.0
@@ -284,7 +284,7 @@ def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
 
     Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``.
     """
-    few = problem.first(_TRIED)
+    few = problem.first(TRIED)
     generator = torch.Generator(device=problem.device).manual_seed(0)
     holding = []
     order = _order(problem)

@@ -4,7 +4,7 @@ import math
 
 from lowland.budget import Work
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.layer_spectra import layer_matrices, matrix_layers
+from lowland.measures.shared.layer_spectra import layer_matrices, matrix_layers, scaled
 from lowland.problem import Problem
 
 
@@ -18,7 +18,7 @@ from lowland.problem import Problem
     "other.",
     citation="Neyshabur, Tomioka & Srebro, COLT 2015",
     sharper="higher",
-    cost=Work(needs=(matrix_layers,)),
+    cost=Work(needs=(matrix_layers, scaled)),
     invariant=("layers",),
 )
 def frobenius_norms(problem: Problem) -> Value:

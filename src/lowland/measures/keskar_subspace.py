@@ -41,7 +41,7 @@ def keskar_subspace(problem: Problem) -> Value:
     """
     near = neighbourhood(problem)
     n = len(near.w)
-    p = min(COLUMNS, n, problem.memory // 2 // (n * problem.dtype.itemsize))
+    p = min(COLUMNS, n, problem.memory // 4 // (n * problem.dtype.itemsize))
     if p < 1:
         raise InputError(
             f"one direction of {n:,} parameters exceeds the memory budget; pass "

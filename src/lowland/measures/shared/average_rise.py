@@ -25,8 +25,8 @@ def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Va
     error = float("inf")
     with near.problem.measuring():
         for pairs in range(1, _MOST + 1):
-            v = scale * noise.draw()
-            rises.append((near.loss(v) + near.loss(-v)) / 2 - loss)
+            v = noise.draw().mul_(scale)
+            rises.append((near.loss(v) + near.loss(v.neg_())) / 2 - loss)
             if pairs >= _FEWEST:
                 error = statistics.stdev(rises) / pairs**0.5
                 if error <= _RELATIVE * abs(statistics.fmean(rises)):

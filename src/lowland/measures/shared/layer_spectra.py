@@ -16,7 +16,7 @@ from lowland.curvature import Layer, layers, matrices
 from lowland.errors import InputError
 from lowland.measures.sharing import once
 from lowland.problem import Problem
-from lowland.rescaling import Joint, joints
+from lowland.rescaling import TRIED, Joint, joints
 
 
 @once()
@@ -36,10 +36,21 @@ def matrix_layers(problem: Problem) -> list[Layer]:
     return plain
 
 
-@once()
-def _scaled(problem: Problem) -> list[Joint]:
+def _has_scales(problem: Problem) -> bool:
+    return any(layer.operation == "normalisation" for layer in layers(problem).values())
+
+
+def _trials(problem: Problem) -> Work:
+    """A pass over some samples for each layer that a scale may be moved into."""
+    if not _has_scales(problem):
+        return Work()
+    return Work(forwards=(1 + len(matrices(problem))) * min(1.0, TRIED / problem.count()))
+
+
+@once(_trials)
+def scaled(problem: Problem) -> list[Joint]:
     """Normalisations whose scale can be moved into the layer that follows."""
-    if not any(layer.operation == "normalisation" for layer in layers(problem).values()):
+    if not _has_scales(problem):
         return []
     return [joint for joint in joints(problem) if not joint.source.is_matrix]
 
@@ -48,7 +59,7 @@ def layer_matrices(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, 
     """Each layer's weight as matrices (groups, out, in), with the scale that stands before it."""
     every = matrix_layers(problem)  # refused, if at all, before joints are tried
     weights = {name: p.double() for name, p in params.items()}
-    for joint in _scaled(problem):
+    for joint in scaled(problem):
         scale = weights[joint.source.parameter].abs()
         weights = joint.rescaled(weights, 1 / torch.where(scale > 0, scale, 1))
     return {layer.name: layer.matrix(weights[layer.parameter].flatten()) for layer in every}
@@ -58,7 +69,7 @@ def _svd_work(problem: Problem) -> Work:
     """A singular value decomposition for each matrix."""
     shapes = [layer.shape for layer in matrices(problem).values()]
     flops = sum(8 * g * out * i * min(out, i) for g, out, i in shapes)
-    return Work(flops=flops, needs=(matrix_layers,))
+    return Work(flops=flops, needs=(matrix_layers, scaled))
 
 
 @once(_svd_work)
