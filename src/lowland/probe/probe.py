@@ -143,7 +143,6 @@ class Probe:
 
         return pd.DataFrame(self.history, columns=["step", *self.columns]).set_index("step")
 
-    @differentiating()
     def __call__(self, step: int) -> dict[str, float]:
         """Measure, if it is time to: the scalars by name, or nothing.
 
@@ -159,24 +158,29 @@ class Probe:
         if due:
             self._synchronise()
         self._pace.enter(step)
-        due = due and self._pace.affords(step)
         if self.trajectory is not None and is_first_rank():
-            self.trajectory.record(step)
-        scalars = {}
-        if due:
-            spent = self._pace.spent
-            scalars = self._measured()
-            self._synchronise()
-            self._pace.leave()
-            self._pace.plan(step, self._pace.spent - spent)
-            scalars["lowland/overhead"] = self._pace.overhead
-            self.history.append({"step": step, **scalars})
-            self._log(scalars, step)
+            with differentiating():
+                self.trajectory.record(step)
+        scalars = self._logged(step) if due and self._pace.affords(step) else {}
         self._last, self._before = step, None
         if self.optimizer is not None and self._pace.is_due(step + 1):
-            now = weights(self.model, self.problem)
-            self._before = Before(step, now, learning_rate(self.optimizer))
+            with differentiating():
+                now = weights(self.model, self.problem)
+                self._before = Before(step, now, learning_rate(self.optimizer))
         self._pace.leave()
+        return scalars
+
+    @differentiating()
+    def _logged(self, step: int) -> dict[str, float]:
+        """The scalars of this step, after they went to history and log."""
+        spent = self._pace.spent
+        scalars = self._measured()
+        self._synchronise()
+        self._pace.leave()
+        self._pace.plan(step, self._pace.spent - spent)
+        scalars["lowland/overhead"] = self._pace.overhead
+        self.history.append({"step": step, **scalars})
+        self._log(scalars, step)
         return scalars
 
     def _check_consecutive(self, step: int) -> None:
