@@ -34,6 +34,11 @@ class Evaluation:
     _graph_samples: int | None = None  # whose graphs fit, once that was looked at
 
     @property
+    def whole(self) -> "Evaluation":
+        """The problem with all training samples, which this one is a subset of or the same as."""
+        return self
+
+    @property
     def model(self) -> nn.Module:
         """The model that is measured: the user's own, out of its wrappers, or a copy of it."""
         return self._network.model
@@ -252,13 +257,14 @@ class Evaluation:
 
     def _samples_of_graphs(self, leaves: dict[str, Tensor]) -> int:
         """How many samples a gradient takes at once: as many as have graphs that fit the memory."""
-        if self._graph_samples is None:
+        whole = self.whole  # its subsets have the same graphs
+        if whole._graph_samples is None:
             try:
                 each = graph_bytes(self, lambda batch: self.batch_losses(batch, leaves))
             except Exception:  # whatever it is, the gradient itself will say
                 each = 1
-            self._graph_samples = max(1, min(BATCH, int(_GRAPHS * self.memory) // each))
-        return self._graph_samples
+            whole._graph_samples = max(1, min(BATCH, int(_GRAPHS * self.memory) // each))
+        return whole._graph_samples
 
 
 class _LossOfModel(nn.Module):
