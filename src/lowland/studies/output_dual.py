@@ -256,8 +256,8 @@ _IN_TRANSFORMERS: dict[str, str] = {
 _TRANSFORMERS = (
     "Two blocks of width 24 with two heads and LayerNorm, a row of an image being a token; claims "
     "are of layers blocks.0.value and blocks.0.down.",
-    "Directions are those of the GGN matrix, to save time: the exact Hessian of a smooth layer takes "
-    "as many backward passes as it has outputs for a sample.",
+    "Directions are those of the GGN matrix, to save time: the exact Hessian of a smooth layer "
+    "takes as many backward passes as it has outputs for a sample.",
 )
 _TRANSFORMER = _Network(
     "transformer",
