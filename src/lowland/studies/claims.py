@@ -188,7 +188,7 @@ def _share(
     region: Region,
     size: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> Test:
-    unit = f"is {words_of(column)} of {words_of(of)}"
+    unit = f"is the share of {words_of(column)} in {words_of(of)}"
 
     def test(runs: Runs) -> Finding:
         shares = size(runs.column(column) / runs.column(of))
