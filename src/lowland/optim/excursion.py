@@ -63,10 +63,12 @@ class Excursion:
 
     def _hook(self) -> RemovableHandle:
         # Weak, so that an optimiser that is dropped on the way takes its hook along.
-        weak = weakref.proxy(self, lambda _: handle.remove())
+        reference = weakref.ref(self, lambda _: handle.remove())
 
         def keep(module: nn.Module, args: Any) -> None:
-            weak._keep(module)
+            excursion = reference()
+            if excursion is not None:  # it may go while torch is on its way through the hooks
+                excursion._keep(module)
 
         if _something_is_compiled():  # which would trace the hook, and not always can
             keep = torch.compiler.disable(keep)
