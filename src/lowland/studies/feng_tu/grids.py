@@ -127,7 +127,8 @@ _SHARES = [0.0, 0.091, 0.13, 0.167, 0.2]
 DEMO = Version(
     base={
         **_DEMO,
-        "data": "mnist5k_demo" if _EMBEDDED else "mnist_demo",
+        # Wrong samples stand beside the others, and the embedded images are 4,000 in all.
+        **({"data": "mnist5k_demo", "per_class": 320} if _EMBEDDED else {"data": "mnist_demo"}),
         "stop_loss": 1e-3,
         "seed": range(10),
     },
@@ -138,8 +139,7 @@ DEMO = Version(
     penalty="global_norm",
     scales=[2.0, 4.0, 5.0, 6.0, 7.0],  # the demo's, and the base of Fig. S5B
     dropouts={"dropout": [0.0, 0.05, 0.1, 0.2, 0.3]},
-    # Wrong samples stand beside the others, and the embedded images are 4,000 in all.
-    noises={"label_noise": _SHARES, **({"per_class": 320} if _EMBEDDED else {})},
+    noises={"label_noise": _SHARES},
     sizes={
         "per_class": [100, 200, 400] if _EMBEDDED else [400, 800, 1600, 3200],
         "test_per_class": 100,
