@@ -30,7 +30,7 @@ def reproduce(
     Parameters
     ----------
     studies
-        Studies such as feng-tu:fig3, papers (feng-tu, tsuzuku), or all.
+        Studies such as feng-tu:fig3, papers (feng-tu, tsuzuku), field, or all.
     quick
         Smaller versions, about a minute each.
     out
@@ -146,7 +146,7 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
         _check_ours(written[-1], [figure.name for figure in figures])
         for figure in figures:
             shutil.copyfile(figure, folder / figure.name)
-        write_file(written[-1], page(own, PAPERS.get(paper, paper)))
+        write_file(written[-1], page(own, PAPERS.get(paper, own[0].title)))
     return written
 
 

@@ -46,27 +46,30 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _all() -> dict[str, Study]:
-    from lowland.studies import feng_tu, output_dual, tsuzuku, tsuzuku_algebra
+    from lowland.studies import feng_tu, field, output_dual, tsuzuku, tsuzuku_algebra
 
     figures = *tsuzuku.STUDIES, *tsuzuku_algebra.STUDIES, *tsuzuku.LARGE
-    every = *feng_tu.STUDIES, *figures, *output_dual.STUDIES
+    every = *feng_tu.STUDIES, *figures, *output_dual.STUDIES, *field.studies()
     return {s.name: s for s in every}
 
 
 def find(*names: str) -> list[Study]:
-    """The studies of these names, those of a paper, or "all"; the large ones only when named."""
+    """The studies of these names, of a paper, of the "field", or "all"; large ones if named."""
     return list({study.name: study for name in names for study in _find(name)}.values())
 
 
 def _find(name: str) -> list[Study]:
+    from lowland.studies import field
     from lowland.studies.tsuzuku import LARGE
 
     studies = _all()
     if name in studies:
         return [studies[name]]
+    if name == "field":
+        return list(field.studies())
     several = [s for s in studies.values() if name in ("all", s.paper) and s not in LARGE]
     if not several:
-        names = [*studies, *PAPERS, "all"]
+        names = [*studies, *PAPERS, "field", "all"]
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
         raise InputError(f"there is no study {name!r}; {hint}")

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from lowland.errors import InputError
-from lowland.experiment.configuration import SETTINGS, Configuration
+from lowland.experiment.configuration import SETTINGS
 from lowland.manifest import read_checked, read_sums
 from lowland.results import ARRAYS
 from lowland.sweep.keys import key
 from lowland.sweep.record import undamaged
 from lowland.sweep.store import Store
+from lowland.sweep.trial import Run
 
 # A column of the table by its name, or a function that gives one number for each run.
 Column = str | Callable[["Runs"], np.ndarray]
@@ -58,25 +59,27 @@ class Runs:
     folder: Path  # of all runs; each in a directory of its key
     # What was asked for, by name and by the run's key; None where nobody keeps it.
     asked: dict[str, dict[str, Any]] | None = field(default=None, compare=False, repr=False)
+    settings: tuple[str, ...] = tuple(SETTINGS)  # the columns that are settings of a run
 
     @classmethod
-    def of(
-        cls, store: str | Path, grid: Iterable[Configuration], *, at_limit: bool = False
-    ) -> "Runs":
+    def of(cls, store: str | Path, grid: Iterable[Run], *, at_limit: bool = False) -> "Runs":
         """The runs of a grid that are in the store.
 
         With ``at_limit`` those that ended at their limit of epochs count as well.
         """
         opened = Store(store)
         stored = {row["key"]: row for row in opened.rows()}
-        rows = [stored[name] for name in map(key, grid) if name in stored]
+        runs = list(grid)
+        rows = [stored[name] for name in map(key, runs) if name in stored]
         good = [
-            row["status"] == "done" and (at_limit or row["converged"] is not False) for row in rows
+            row["status"] == "done" and (at_limit or row.get("converged") is not False)
+            for row in rows
         ]
         return cls(
             rows=tuple(row for row, ok in zip(rows, good, strict=True) if ok),
             left_out=tuple(row for row, ok in zip(rows, good, strict=True) if not ok),
             folder=opened.directory / "runs",
+            settings=tuple(dict.fromkeys(name for run in runs for name in run.to_dict())),
         )
 
     def __len__(self) -> int:
@@ -152,7 +155,7 @@ class Runs:
         """The settings, other than seeds, that are not the same in all runs."""
         return [
             name
-            for name in SETTINGS
+            for name in self.settings
             if name not in ("seed", "data_seed") and len({row.get(name) for row in self.rows}) > 1
         ]
 

@@ -13,11 +13,12 @@ from typing import Any
 from lowland import __version__
 from lowland.atomic import check_writable, replaced_directory
 from lowland.errors import InputError
-from lowland.experiment import SETTINGS, Configuration
+from lowland.experiment import SETTINGS
 from lowland.studies.evidence import Runs
 from lowland.studies.figure import draw, numbers_csv
 from lowland.studies.study import Finding, Kind, Reading, Study, Verdict
 from lowland.sweep import Grid, SweepProgress, run
+from lowland.sweep.trial import Run
 
 OUTCOME = "outcome.json"
 
@@ -244,19 +245,26 @@ def _read(path: Path) -> Outcome:
 # --- in words ------------------------------------------------------------------------------------
 
 
-def _settings(grid: Iterable[Configuration]) -> dict[str, list[Any]]:
-    runs = [configuration.to_dict() for configuration in grid]
+def _settings(grid: Iterable[Run]) -> dict[str, list[Any]]:
+    documents = [single.to_dict() for single in grid]
     varied = {}
-    for name, setting in SETTINGS.items():
+    for name in dict.fromkeys(name for document in documents for name in document):
         values: list[Any] = []
-        values += (run[name] for run in runs if run[name] not in values)
-        default = list(setting.default) if setting.kind is tuple else setting.default
-        if values != [default] or name in _ALWAYS_SAID:
+        values += (d[name] for d in documents if name in d and d[name] not in values)
+        if name in _ALWAYS_SAID or values != [_default(name)]:
             varied[name] = _in_order(values)
     return varied
 
 
-def _realisations(grid: Iterable[Configuration]) -> tuple[int, ...]:
+def _default(name: str) -> Any:
+    """The value that a setting has by itself, as documents have it; a trial's has none."""
+    setting = SETTINGS.get(name)
+    if setting is None:
+        return ...
+    return list(setting.default) if setting.kind is tuple else setting.default
+
+
+def _realisations(grid: Iterable[Run]) -> tuple[int, ...]:
     """How many realisations each setting has; several numbers if settings differ in that."""
     settings = (
         {k: v for k, v in configuration.to_dict().items() if k not in ("seed", "data_seed")}

@@ -9,5 +9,16 @@ from lowland.experiment import Configuration
 from lowland.sweep.conduct import Summary, SweepProgress, run, status
 from lowland.sweep.grid import Grid
 from lowland.sweep.store import Store
+from lowland.sweep.trial import Trial, trials
 
-__all__ = ["Configuration", "Grid", "Store", "Summary", "SweepProgress", "run", "status"]
+__all__ = [
+    "Configuration",
+    "Grid",
+    "Store",
+    "Summary",
+    "SweepProgress",
+    "Trial",
+    "run",
+    "status",
+    "trials",
+]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowland.errors import InputError
-from lowland.experiment.configuration import Configuration
 from lowland.sweep.executors import Serial, WorkerDied, opened
 from lowland.sweep.keys import code_digest, key, training_key
 from lowland.sweep.lock import RunLock
 from lowland.sweep.plan import document, planned, stacks_of
 from lowland.sweep.store import Store
-from lowland.usercode import described
+from lowland.sweep.trial import Run, Trial
+from lowland.usercode import described, imported
 
 if TYPE_CHECKING:
     from lowland.sweep.perform import FinishedRun
@@ -59,7 +59,7 @@ class Summary:
 
 
 def run(
-    grid: Iterable[Configuration],
+    grid: Iterable[Run],
     out: str | Path,
     *,
     executor: str = "processes",
@@ -128,17 +128,20 @@ def _set_aside_failed(store: Store, name: str) -> bool:
         return not store.whole(name)
 
 
-def _check(runs: Iterable[Configuration]) -> None:
+def _check(runs: Collection[Run]) -> None:
     """Raise if a run names what cannot be built or measured, before anything is trained."""
     from lowland.experiment.subject import Subject
     from lowland.measures import registered
 
     names = ("data", "per_class", "test_per_class", "network", "batch_size", "loss")
-    kinds = {tuple(getattr(run, name) for name in names): run for run in runs}
+    for function in {run.function for run in runs if isinstance(run, Trial)}:
+        imported(function, "function")
+    configurations = [run for run in runs if not isinstance(run, Trial)]
+    kinds = {tuple(getattr(run, name) for name in names): run for run in configurations}
     for run in kinds.values():
         Subject.of(run)
     measures = registered()
-    for run in runs:
+    for run in configurations:
         for name in run.measures:
             if name not in measures:
                 raise InputError(
@@ -164,7 +167,7 @@ def _pulse(store: Store, name: str) -> Path:
 class _PlannedStack:
     """Runs of a plan that are done together, and which of them this sweep is to do."""
 
-    def __init__(self, store: Store, runs: list[Configuration]) -> None:
+    def __init__(self, store: Store, runs: list[Run]) -> None:
         self.store = store
         self.keys = {key(run): run for run in runs}
         self.locks: list[RunLock] = []

@@ -38,7 +38,8 @@ class Grid:
         self._runs = tuple(_combinations(axes))
 
     @classmethod
-    def _of(cls, runs: Iterable[Configuration]) -> Self:
+    def of_runs(cls, runs: Iterable[Any]) -> Self:
+        """A grid of these runs, equal ones once."""
         grid = cls.__new__(cls)
         grid._runs = tuple(dict.fromkeys(runs))
         return grid
@@ -67,15 +68,15 @@ class Grid:
         for place, axes in parts.items():
             with _within(place):
                 runs += _combinations(axes)
-        return cls._of(runs)
+        return cls.of_runs(runs)
 
     def __add__(self, other: "Grid") -> "Grid":
-        return Grid._of((*self, *other)) if isinstance(other, Grid) else NotImplemented
+        return Grid.of_runs((*self, *other)) if isinstance(other, Grid) else NotImplemented
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def __iter__(self) -> Iterator[Configuration]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._runs)
 
     def __repr__(self) -> str:
@@ -85,7 +86,9 @@ class Grid:
     @property
     def varied(self) -> list[str]:
         """The keys that do not have the same value in all runs."""
-        return [name for name in SETTINGS if len({getattr(run, name) for run in self}) > 1]
+        documents = [run.to_dict() for run in self]
+        names = dict.fromkeys(name for document in documents for name in document)
+        return [name for name in names if len({repr(d.get(name)) for d in documents}) > 1]
 
 
 def _axes(keys: Mapping[str, Any]) -> Axes:

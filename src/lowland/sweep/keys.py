@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lowland.errors import InputError
-from lowland.experiment.configuration import Configuration
 from lowland.sweep.record import with_floats
+from lowland.sweep.trial import Run, Trial
 from lowland.usercode import imported, source_digest
 
 # The rooms of this package (its folders and files) whose code decides the trained weights.
@@ -26,15 +26,20 @@ SILENT_ROOMS = frozenset(
 _PACKAGE = Path(__file__).parents[1]
 
 
-def key(configuration: Configuration) -> str:
+def key(run: Run) -> str:
     """The name of a run: another one after a change of any setting, or of code that it runs."""
-    return key_of({**configuration.to_dict(), **_code(configuration, code_digest())})
+    return key_of({**run.to_dict(), **_code(run, code_digest())})
 
 
-def training_key(configuration: Configuration) -> str:
-    """A key that is equal for runs that train the same network in the same way and by one code."""
+def training_key(run: Run) -> str:
+    """A key that is equal for runs that train the same network in the same way and by one code.
+
+    A trial trains what it likes, and shares it with no other.
+    """
+    if isinstance(run, Trial):
+        return key(run)
     digest = code_digest(TRAINING_ROOMS)
-    return key_of({**configuration.training(), **_code(configuration, digest)})
+    return key_of({**run.training(), **_code(run, digest)})
 
 
 @functools.cache
@@ -54,17 +59,16 @@ def code_digest(rooms: frozenset[str] | None = None, package: Path = _PACKAGE) -
     return digest.hexdigest()[:16]
 
 
-def _code(configuration: Configuration, own: str) -> dict[str, str]:
+def _code(run: Run, own: str) -> dict[str, str]:
     """The digest of our own code, and of each file that functions of the user come from."""
-    users = users_code(configuration)
+    users = users_code(run)
     return {"lowland": own, **{f"{name} source": digest for name, digest in users.items()}}
 
 
-def users_code(configuration: Configuration) -> dict[str, str]:
+def users_code(run: Run) -> dict[str, str]:
     """The digest of the file that each function of the user comes from, by its setting."""
-    names = {
-        name: getattr(configuration, name) for name in ("data", "network", "loss", "optimizer")
-    }
+    places = ("function",) if isinstance(run, Trial) else ("data", "network", "loss", "optimizer")
+    names = {name: getattr(run, name) for name in places}
     return {name: _users_code(path, name) for name, path in names.items() if ":" in path}
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import io
 import json
 import math
 import tempfile
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lowland.atomic import write_file
@@ -22,11 +24,12 @@ from lowland.experiment.configuration import Configuration
 from lowland.experiment.recording import recorded
 from lowland.experiment.subject import Subject
 from lowland.losses import LossLike
-from lowland.results import EPOCHS, WEIGHTS, epochs_csv
+from lowland.results import ARRAYS, EPOCHS, WEIGHTS, epochs_csv
 from lowland.sweep.keys import training_key
 from lowland.sweep.plan import document
+from lowland.sweep.trial import Trial, run_of
 from lowland.training import Epoch, Training, TrainingProgress, train_many
-from lowland.usercode import described
+from lowland.usercode import called, described
 
 Files = dict[str, bytes]  # contents by name
 
@@ -51,7 +54,7 @@ def perform(
     What goes wrong with a run is its result; the others go on.
 
     Args:
-        stack: the configurations, as :meth:`Configuration.to_dict` gives them.
+        stack: the runs, as their ``to_dict`` gives them; a trial is alone in its stack.
         wanted: the places in the stack of the runs to record.
         trained: weights and epochs of networks that were trained before, by training key. Unless
             they are all that is wanted, the whole stack is trained, so that its networks come out
@@ -59,7 +62,11 @@ def perform(
         tell: called with the progress of the training.
         threads: how many torch may use; by default as many as now.
     """
-    configurations = [Configuration.of(settings) for settings in stack]
+    runs = [run_of(settings) for settings in stack]
+    if isinstance(runs[0], Trial):
+        with _threads(threads):
+            return [_tried(runs[0])]
+    configurations = [run for run in runs if not isinstance(run, Trial)]
     keys = [training_key(configuration) for configuration in configurations]
     needed = {keys[i] for i in wanted}
     with _threads(threads):
@@ -151,6 +158,36 @@ class _Network:
         reason = failure.reason if failure is not None else None
         saved = document(configuration, reason, note=note, results=results, seconds=seconds)
         return FinishedRun(saved, files)
+
+
+def _tried(trial: Trial) -> FinishedRun:
+    """What the function of a trial returns: its numbers, and its arrays in a file."""
+    began = time.perf_counter()
+    returned, failure = _attempt(
+        lambda: _numbers(called(trial.function, "function", dict(trial.settings), trial.seed))
+    )
+    numbers, arrays = returned if failure is None else ({}, {})
+    files: Files = {}
+    if arrays:
+        archive = io.BytesIO()
+        np.savez(archive, **arrays)
+        files[ARRAYS] = archive.getvalue()
+    if failure is not None and failure.trace is not None:
+        files["error.txt"] = failure.trace.encode()
+    reason = failure.reason if failure is not None else None
+    seconds = time.perf_counter() - began
+    return FinishedRun(document(trial, reason, results=numbers, seconds=seconds), files)
+
+
+def _numbers(returned: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The single values that a trial returned, and its arrays."""
+    if not isinstance(returned, Mapping):
+        raise InputError(
+            f"a trial must return a dictionary of numbers and arrays; got {type(returned).__name__}"
+        )
+    arrays = {name: np.asarray(v) for name, v in returned.items() if isinstance(v, np.ndarray)}
+    plain = {k: v.item() if isinstance(v, np.generic) else v for k, v in returned.items()}
+    return {name: value for name, value in plain.items() if name not in arrays}, arrays
 
 
 def _recalled(subject: Subject, files: Files) -> Training:

@@ -14,6 +14,7 @@ from lowland.errors import InputError
 from lowland.experiment.configuration import Configuration
 from lowland.sweep.keys import code_digest, key, key_of, training_key, users_code
 from lowland.sweep.store import Store
+from lowland.sweep.trial import Run, Trial, run_of
 
 # Networks of a stack: more gain little, and a stack is what an interrupt can cost. Convolutions
 # train one by one, and what a network of the user's is made of shows only when it is built.
@@ -24,7 +25,7 @@ _SHAPES = ("data", "per_class", "network", "bias", "loss", "optimizer", "batch_s
 
 
 def document(
-    run: Configuration,
+    run: Run,
     failure: str | None,
     *,
     note: str | None = None,
@@ -48,7 +49,7 @@ def document(
     }
 
 
-def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Configuration]]:
+def stacks_of(store: Store, runs: Collection[Run]) -> list[list[Run]]:
     """The stacks of a sweep: those of its first start on this store, if it was started before."""
     name = key_of({"runs": [key(run) for run in runs]})
     stacks = planned(store, name)
@@ -61,18 +62,16 @@ def stacks_of(store: Store, runs: Collection[Configuration]) -> list[list[Config
     return stacks
 
 
-def planned(store: Store, name: str) -> list[list[Configuration]] | None:
+def planned(store: Store, name: str) -> list[list[Run]] | None:
     """The stacks of a plan, or None if there is none that can be read."""
     try:
         stacks = store.plan(name)["stacks"]
-        return [[Configuration.of(run) for run in stack] for stack in stacks]
+        return [[run_of(run) for run in stack] for stack in stacks]
     except (InputError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _stacked(
-    runs: Iterable[Configuration], trained: Collection[str]
-) -> Iterator[list[Configuration]]:
+def _stacked(runs: Iterable[Run], trained: Collection[str]) -> Iterator[list[Run]]:
     """Stacks of runs of one shape; ``trained`` are the training keys of networks in the store.
 
     Runs of such networks are kept apart from those to train. Runs that will take equally long share
@@ -80,6 +79,9 @@ def _stacked(
     """
     groups: dict[Any, dict[str, list[Configuration]]] = {}
     for run in runs:
+        if isinstance(run, Trial):
+            yield [run]
+            continue
         training = training_key(run)
         shape = training in trained, *(getattr(run, name) for name in _SHAPES)
         groups.setdefault(shape, {}).setdefault(training, []).append(run)
@@ -91,6 +93,8 @@ def _stacked(
             yield [run for same in trainings[first : first + size] for run in same]
 
 
-def _effort(run: Configuration) -> float:
+def _effort(run: Run) -> float:
     """How long a training takes, up to a factor: the number of steps goes as 1 / learning rate."""
+    if isinstance(run, Trial):
+        return 0.0
     return run.batch_size / run.learning_rate

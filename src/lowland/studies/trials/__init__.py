@@ -1,0 +1,1 @@
+"""What the runs of field studies compute: functions of settings and a seed that return numbers."""

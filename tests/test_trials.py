@@ -1,0 +1,81 @@
+"""Runs that are a function's numbers: called, kept and told apart as other runs are."""
+
+import numpy as np
+import pytest
+
+from lowland.errors import InputError
+from lowland.studies.evidence import Runs
+from lowland.sweep import Grid, Store, Trial, run, trials
+from lowland.sweep.keys import key
+from lowland.sweep.trial import run_of
+
+MODULE = """
+import numpy as np
+
+def trial(settings, seed):
+    if settings["width"] == 3 and seed == 1:
+        raise ValueError("an odd one")
+    curve = np.arange(settings["width"]) + seed
+    return {"total": float(curve.sum()), "count": np.int64(len(curve)), "curve": curve}
+
+def listed(settings, seed):
+    return [1, 2]
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    return name
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_numbers_and_arrays_are_kept_and_failures_told(module, tmp_path, executor):
+    grid = trials(f"{module}:trial", width=[2, 3], seed=range(2))
+    summary = run(grid, tmp_path / "store", executor=executor, workers=1)
+    assert summary.fresh == 4
+    assert [reason for reason in summary.failed.values() if "an odd one" in reason]
+    runs = Runs.of(tmp_path / "store", grid)
+    assert runs.varied == ["width"]
+    assert [(r["width"], r["seed"], r["total"]) for r in runs.rows] == [
+        (2, 0, 1.0),
+        (2, 1, 3.0),
+        (3, 0, 3.0),
+    ]
+    np.testing.assert_array_equal(runs.array("curve"), [[0, 1, np.nan], [1, 2, np.nan], [0, 1, 2]])
+    assert run(grid, tmp_path / "store", executor="serial").fresh == 0
+
+
+def test_a_changed_function_is_another_run(module, tmp_path, monkeypatch):
+    grid = trials(f"{module}:trial", width=2)
+    before = key(next(iter(grid)))
+    assert before != key(Trial(f"{module}:trial", (("width", 3),)))
+    (tmp_path / f"{module}.py").write_text(MODULE + "# changed\n")
+    from lowland.sweep import keys
+
+    keys._users_code.cache_clear()
+    assert key(next(iter(grid))) != before
+
+
+def test_trials_and_configurations_share_a_grid_and_are_told_apart(module):
+    grid = trials(f"{module}:trial", width=[2, 3]) + Grid(learning_rate=[0.1, 0.2])
+    assert len(grid) == 4
+    assert [run_of(single.to_dict()) for single in grid] == list(grid)
+    assert "width" in grid.varied
+    assert "learning_rate" in grid.varied
+
+
+def test_what_is_no_trial_is_refused(module, tmp_path):
+    with pytest.raises(InputError, match="must be a number"):
+        trials("m:f", width=[{}])
+    with pytest.raises(InputError, match="rename it"):
+        trials("m:f", status=1)
+    with pytest.raises(InputError, match="there is no module"):
+        run(trials("not_there_at_all:f"), tmp_path / "store")
+    summary = run(trials(f"{module}:listed"), tmp_path / "store", executor="serial")
+    (reason,) = summary.failed.values()
+    assert "must return a dictionary" in reason
+    assert Store(tmp_path / "store").rows()[0]["status"] == "failed"
