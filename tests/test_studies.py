@@ -376,7 +376,7 @@ def test_the_page(done):
     assert "![Fig. 1: the size of batches](some-fig1.png)" in lines
     assert "**Verdicts**: holds 1, does not hold 1, undecided 1." in text
     assert "| Fig. 1: the size of batches | 1 / 1 / 1 |  |" in lines
-    row = next(line for line in lines if "The loss" in line)
+    row = next(line for line in lines if line.startswith("| The loss"))
     assert row.startswith("| The loss \\|l\\| is small.<br>*Table 1* | 0.2")
     assert row.endswith("` **holds** |")
     assert "no number: batch_size takes 2 value(s)" in text
@@ -455,6 +455,51 @@ def test_readings_stand_side_by_side_and_only_claims_count():
     assert all(words in others for words in ("It rises again.", "Eq. 1, check"))
     assert "![Fig. 1: Rates, as in the demo](some-fig1-demo.png)" in text
     assert Outcome.of(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+def test_what_fails_is_told_first_by_whether_it_does_so_in_every_reading():
+    def judged(text, *verdicts, kind="claim"):
+        words = {"holds": 1.0, "does not hold": -1.0, "undecided": 0.05}
+        findings = [
+            Finding(words[v], words[v] - 0.1, words[v] + 0.1, "of it", v, bottom=0.0, percent=True)
+            for v in verdicts
+        ]
+        return Judged(text, "Fig. 1", kind, tuple(findings))
+
+    no = "does not hold"
+    claims = (
+        judged("It stands.", "holds", "holds"),
+        judged("It fails.", no, no),
+        judged("It depends.", "holds", no),
+        judged("It fails or is open.", no, "undecided"),
+        judged("It is only said again.", no, no, kind="restated"),
+    )
+    readings = tuple(Facts(**{**FACTS, "reading": name}) for name in ("printed", "demo"))
+    text = page([Outcome("some:fig1", "Rates", False, claims, readings, "")])
+    start = text.index("**What does not hold in any reading**")
+    middle = text.index("**What does not hold in one reading only**")
+    end = text.index("Every claim is judged")
+    assert text[start:middle].count("\n- ") == 1
+    assert "- Fig. 1: It fails. (printed: −100 % [−110, −90]; demo: −100 % [−110, −90])" in text
+    assert text[middle:end].count("\n- ") == 2
+    assert "It depends. (printed: 100 % [90, 110], holds; demo: −100 %" in text[middle:end]
+
+
+@pytest.mark.parametrize(
+    ("effect", "half", "told"),
+    [
+        (0.5, 0.6, ", 30 seeds would tell"),  # 10 seeds: 0.35 with 30
+        (0.3, 0.6, ": about 0 %"),
+        (-0.3, 0.6, ": about 0 %"),
+    ],
+)
+def test_an_open_claim_says_whether_more_seeds_would_tell(effect, half, told):
+    finding = Finding(effect, effect - half, effect + half, "of it", "undecided", bottom=0.0)
+    finding = dataclasses.replace(finding, percent=True)
+    claims = (Judged("It rises.", "Fig. 1", "claim", (finding,)),)
+    facts = Facts(**{**FACTS, "realisations": (10,)})
+    text = page([Outcome("some:fig1", "Rates", False, claims, (facts,), "")])
+    assert f"**undecided**{told} |" in text
 
 
 def test_every_reading_is_run_drawn_and_judged(tiny, tmp_path):

@@ -10,6 +10,7 @@ from lowland.studies.reproduce import VERDICTS, Facts, Judged, Outcome
 from lowland.studies.study import Finding, Verdict
 
 _CELLS = 21  # of a drawn interval
+_AFFORDABLE = 30  # realisations: an effect that these do not tell from its margin is about that
 _LEGEND = (
     "Every claim is judged by the 95 % interval of its effect over realisations: it *holds* if the "
     "interval lies where the claim says (drawn `░`), *does not hold* if it lies elsewhere (`·`), "
@@ -34,7 +35,7 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
 
     Figures are expected beside the page, under the names they have in the store.
     """
-    head = [f"# {title}" if title else "", _summary(outcomes), _LEGEND]
+    head = [f"# {title}" if title else "", _summary(outcomes), _standing(outcomes), _LEGEND]
     return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
 
 
@@ -43,9 +44,8 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
     """How many claims stand, in all and by study, and why others do not."""
-    studies = f"{len(outcomes)} {'study' if len(outcomes) == 1 else 'studies'}"
     names = _names(outcomes)
-    lines = [f"{studies} of the paper's figures. {_all_counted(outcomes, names)}", ""]
+    lines = [f"{_studies(outcomes)}{_all_counted(outcomes, names)}", ""]
     lines.append(f"| study | {' | '.join(_column(name) for name in names)} | why not |")
     lines.append(f"| --- |{' --- |' * len(names)} --- |")
     for outcome in outcomes:
@@ -55,6 +55,47 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         cells = (f"{outcome.heading}{quick}", *counts, _in_letters(reason))
         lines.append(_row(cells))
     return "\n".join(lines)
+
+
+def _studies(outcomes: Sequence[Outcome]) -> str:
+    """How many studies of a paper's figures there are; nothing where a page is of one claim."""
+    if all(outcome.name == outcome.paper for outcome in outcomes):
+        return ""
+    return (
+        f"{len(outcomes)} {'study' if len(outcomes) == 1 else 'studies'} of the paper's figures. "
+    )
+
+
+def _standing(outcomes: Sequence[Outcome]) -> str:
+    """The claims that fail, by whether they do so in every reading or only in some."""
+    fail: list[str] = []
+    depend: list[str] = []
+    for outcome in outcomes:
+        for judged in outcome.claims:
+            verdicts = {finding.verdict for finding in judged.findings}
+            if judged.kind != "claim" or "does not hold" not in verdicts:
+                continue
+            lines = fail if len(verdicts) == 1 else depend
+            lines.append(
+                f"- {outcome.figure}: {_in_letters(judged.text)} {_effects(judged, outcome)}"
+            )
+    several = any(len(outcome.readings) > 1 for outcome in outcomes)
+    where = " in any reading" if several else ""
+    parts = [f"**What does not hold{where}**", "\n".join(fail)] if fail else []
+    if depend:
+        parts += ["**What does not hold in one reading only**", "\n".join(depend)]
+    return "\n\n".join(parts)
+
+
+def _effects(judged: Judged, outcome: Outcome) -> str:
+    """The effect in each reading, with its verdict where they differ."""
+    differ = len({finding.verdict for finding in judged.findings}) > 1
+    told = []
+    for finding, facts in zip(judged.findings, outcome.readings, strict=True):
+        name = f"{facts.reading}: " if facts.reading else ""
+        verdict = f", {finding.verdict}" if differ else ""
+        told.append(f"{name}{_interval(finding)}{verdict}")
+    return f"({'; '.join(told)})"
 
 
 def _names(outcomes: Sequence[Outcome]) -> list[str]:
@@ -124,7 +165,8 @@ def _table(claims: Sequence[Judged], readings: Sequence[Facts]) -> str:
     for judged in claims:
         kind = "" if judged.kind == "claim" else f", {judged.kind}"
         sentence = f"{_in_letters(judged.text)}<br>*{_in_letters(judged.paper)}{kind}*"
-        rows.append(_row((sentence, *map(_ours, judged.findings))))
+        each = zip(judged.findings, readings, strict=True)
+        rows.append(_row((sentence, *(_ours(f, max(r.realisations, default=0)) for f, r in each))))
     return "\n".join(rows)
 
 
@@ -132,15 +174,35 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _ours(finding: Finding) -> str:
+def _ours(finding: Finding, realisations: int) -> str:
     """The effect with its interval in numbers and drawn, and the verdict."""
     if not math.isfinite(finding.effect):
         return f"no number: {_in_letters(finding.note)}<br>**{finding.verdict}**"
     numbers = _interval(finding)
-    return f"{numbers} {_in_letters(finding.unit)}<br>`{strip(finding)}` **{finding.verdict}**"
+    verdict = f"**{finding.verdict}**{_power(finding, realisations)}"
+    return f"{numbers} {_in_letters(finding.unit)}<br>`{strip(finding)}` {verdict}"
+
+
+def _power(finding: Finding, realisations: int) -> str:
+    """What more realisations would do for an undecided claim.
+
+    An interval shrinks as the root of their number. Where even `_AFFORDABLE` would leave the margin
+    inside it, the effect is the margin as far as anybody can tell.
+    """
+    margins = [bound for bound in (finding.bottom, finding.top) if bound is not None]
+    if finding.verdict != "undecided" or not margins or not realisations:
+        return ""
+    margin = min(margins, key=lambda bound: abs(finding.effect - bound))
+    reach = (finding.high - finding.low) / 2
+    if abs(finding.effect - margin) > reach * math.sqrt(realisations / _AFFORDABLE):
+        return f", {_AFFORDABLE} seeds would tell"
+    about = f"{_number(100 * margin)} %" if finding.percent else _number(margin)
+    return f": about {about}"
 
 
 def _interval(finding: Finding) -> str:
+    if not math.isfinite(finding.effect):
+        return "no number"
     if finding.percent:
         effect, low, high = (_number(100 * n) for n in (finding.effect, finding.low, finding.high))
         return f"{effect} % [{low}, {high}]"

@@ -80,10 +80,15 @@ class Outcome:
     @property
     def heading(self) -> str:
         """The title with the number of the figure, where the name tells one."""
+        return f"{self.figure}: {self.title}" if self.figure.startswith("Fig.") else self.title
+
+    @property
+    def figure(self) -> str:
+        """The number of the figure, where the name tells one; otherwise the name."""
         number = re.fullmatch(r".*:fig(\w+)(?:-(\w+))?", self.name)
         if number is None:
-            return self.title
-        return f"Fig. {number[1]}{f' ({number[2]})' if number[2] else ''}: {self.title}"
+            return self.name.partition(":")[2] or self.name
+        return f"Fig. {number[1]}{f' ({number[2]})' if number[2] else ''}"
 
     @property
     def command(self) -> str:
