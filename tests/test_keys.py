@@ -45,6 +45,7 @@ def test_the_same_source_has_the_same_digest_in_every_place(package):
     ("file", "changes"),
     [
         ("training/many.py", (True, True)),
+        ("training/descent.c", (True, True)),
         ("experiment/subject.py", (True, True)),
         ("losses/loss.py", (True, True)),
         ("measures/trace.py", (True, False)),

@@ -34,6 +34,7 @@ class ClassLoss(Loss):
         columns: the same as ``rows`` for scores with the classes in the middle, (k, C, n), and
             labels (k, n): losses (k, n). It is several times faster where classes are few.
         shift_free: whether a common shift of a position's scores changes nothing.
+        is_softmax: whether it is softmax cross-entropy, with nothing added to it.
     """
 
     classes = True
@@ -49,9 +50,10 @@ class ClassLoss(Loss):
         second: Callable[[Tensor, Tensor], Tensor] | None = None,
         columns: Callable[[Tensor, Tensor], Tensor] | None = None,
         shift_free: bool = True,
+        is_softmax: bool = False,
     ) -> None:
         self.name, self.rows, self.unit, self._columns = name, rows, unit, columns
-        self.shift_free = shift_free
+        self.shift_free, self.is_softmax = shift_free, is_softmax
         self.weight, self.ignored, self._second = weight, ignored, second
         self.mean_weight = 1.0
         self.weighted = weight is not None
@@ -61,6 +63,7 @@ class ClassLoss(Loss):
         """The same loss where it is known how scores of several positions are to be read."""
         other = copy.copy(self)
         other.classes_last, other.next_token = classes_last, next_token
+        other.is_softmax = self.is_softmax and not next_token
         if next_token and not self.next_token:
             other.name = (
                 "next_token" if self.name == "cross_entropy" else f"{self.name}, next token"
@@ -285,6 +288,7 @@ def cross_entropy() -> ClassLoss:
         unit="nats",
         second=_cross_entropy_second,
         columns=lambda scores, labels: F.cross_entropy(scores, labels, reduction="none"),
+        is_softmax=True,
     )
 
 

@@ -26,6 +26,7 @@ class Loss(ABC):
     separate = True  # known to compare each sample with its own target only
     classes = False  # targets are class labels, or shares of classes
     weighted = False  # classes have weights, so that it depends on all training labels
+    is_softmax = False  # softmax cross-entropy of one label per sample, with nothing added to it
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

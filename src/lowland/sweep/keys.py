@@ -50,11 +50,13 @@ def code_digest(rooms: frozenset[str] | None = None, package: Path = _PACKAGE) -
     source gives the same digest on every machine.
     """
     digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py"), key=lambda file: file.relative_to(package).parts):
-        parts = file.relative_to(package).with_suffix("").parts
-        if parts[0] in rooms if rooms is not None else parts[0] not in SILENT_ROOMS:
+    files = [file for file in package.rglob("*.*") if file.suffix in (".py", ".c")]
+    for file in sorted(files, key=lambda file: file.relative_to(package).parts):
+        name = file.relative_to(package)
+        room = name.with_suffix("").parts[0]
+        if room in rooms if rooms is not None else room not in SILENT_ROOMS:
             content = file.read_bytes().replace(b"\r\n", b"\n")
-            digest.update(f"{'/'.join(parts)} {len(content)}\n".encode())
+            digest.update(f"{name.as_posix()} {len(content)}\n".encode())
             digest.update(content)
     return digest.hexdigest()[:16]
 
