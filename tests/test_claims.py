@@ -15,6 +15,7 @@ from lowland.studies.claims import (
     correlated,
     falls,
     falls_most,
+    larger,
     larger_part,
     not_monotone,
     on,
@@ -22,6 +23,7 @@ from lowland.studies.claims import (
     rises,
     rises_most,
     rises_slightly,
+    smaller,
     smaller_part,
     stronger,
     unchanged,
@@ -98,6 +100,23 @@ def test_most_of_a_change_is_where_it_is_larger_and_goes_the_right_way():
     # A rise is no fall, however small the other's change is; it was once taken for one.
     assert falls_most(other(30), "gap", "batch_size", of="gap")(runs).effect < 0
     assert rises_most(other(30), "gap", "batch_size", of="gap")(runs).verdict == "holds"
+
+
+def test_some_runs_against_others_by_hand():
+    # Seed by seed 1, 2 and 3 more than there, where the mean is 4; seed 3 has no counterpart.
+    rows = [{"seed": s, "optimizer": "sam", "gap": gap} for s, gap in enumerate([3, 6, 9, 50])]
+    rows += [{"seed": s, "optimizer": "sgd", "gap": gap} for s, gap in enumerate([2, 4, 6])]
+    runs = table(*rows, {"seed": 0, "optimizer": "sgd", "gap": None})
+    here, there = {"optimizer": "sam"}, {"optimizer": "sgd"}
+    found = larger("gap", here, there)(runs)
+    assert found.effect == pytest.approx(2 / 4)
+    assert (found.high - found.low) / 2 == pytest.approx(4.302653 / math.sqrt(3) / 4)
+    assert found.note == "without 1 seed(s) that lack one of the two; 3 seeds"
+    assert found.unit == "change of gap from optimizer sgd to optimizer sam"
+    sure = table(*rows[:3], *({**row, "gap": row["gap"] - 0.9} for row in rows[4:]))
+    assert larger("gap", here, there)(sure).verdict == "holds"
+    assert smaller("gap", here, there)(sure).verdict == "does not hold"
+    assert larger("gap", here, {"optimizer": "adam"})(runs).verdict == "undecided"
 
 
 @pytest.mark.parametrize("slope", [-0.05, 0.0, 0.05])

@@ -22,7 +22,7 @@ from lowland.studies.claims import (
 from lowland.studies.evidence import Runs
 from lowland.studies.figure import draw
 from lowland.studies.pages import page, strip
-from lowland.studies.panels import Against, Scatter, Spectrum
+from lowland.studies.panels import Against, Kinds, Scatter, Spectrum
 from lowland.studies.reproduce import (
     Facts,
     Judged,
@@ -185,12 +185,13 @@ def test_every_panel_can_be_empty_or_of_one_run(store, tmp_path):
         Spectrum("duality/c", "learning_rate", "c"),
         Scatter("gap", "gap", "gap", "gap"),
         Scatter("duality/c", "duality/c", "c", "c", log="xy"),
+        Kinds("optimizer", "gap", "gap"),
     )
     none = Runs((), (), tmp_path)
     assert drawn(draw(study_of(*panels), none, tmp_path)[3]) == []
     one = [fill(store, {}, gap=1.0, arrays={"duality/c": np.array([1.0, 0.0, -1.0])})]
     rows = drawn(draw(study_of(*panels), Runs.of(store.directory, one), tmp_path)[3])
-    assert {row["panel"] for row in rows} == set("ABCDE")
+    assert {row["panel"] for row in rows} == set("ABCDEF")
     assert {row["sd"] for row in rows} == {""}
     assert len([row for row in rows if row["panel"] == "E"]) == 1  # a logarithm shows no more
 
@@ -206,6 +207,20 @@ def test_points_are_told_apart_by_kind(store, tmp_path):
     assert [(row["curve"], float(row["x"])) for row in rows] == [
         *(("even", 0.0), ("even", 2.0)),
         *(("odd", 1.0), ("odd", 3.0)),
+    ]
+
+
+def test_kinds_stand_side_by_side_with_their_means(store, tmp_path):
+    grid = [
+        fill(store, {"seed": seed, "optimizer": name}, gap=start + seed)
+        for name, start in (("sgd", 1.0), ("adam", 5.0))
+        for seed in range(3)
+    ]
+    panel = Kinds("optimizer", "gap", "gap")
+    rows = drawn(draw(study_of(panel), Runs.of(store.directory, grid), tmp_path)[3])
+    assert [(r["curve"], float(r["x"]), float(r["y"]), float(r["sd"])) for r in rows] == [
+        ("sgd", 0.0, 2.0, 1.0),
+        ("adam", 1.0, 6.0, 1.0),
     ]
 
 

@@ -296,6 +296,48 @@ def weaker(x: Column, y: Column, here: dict[str, Any], others: Sequence[dict[str
     return test
 
 
+# --- some runs against others --------------------------------------------------------------------
+
+
+def larger(column: Column, here: dict[str, Any], there: dict[str, Any]) -> Test:
+    """The column is larger in some runs than in others, such as those of another optimiser.
+
+    The effect is the difference of a seed's means over either, relative to the mean of all there.
+    """
+    return _differ(column, here, there, above(0.0))
+
+
+def smaller(column: Column, here: dict[str, Any], there: dict[str, Any]) -> Test:
+    """The column is smaller in some runs than in others; see :func:`larger`."""
+    return _differ(column, here, there, below(0.0))
+
+
+def _differ(column: Column, here: dict[str, Any], there: dict[str, Any], region: Region) -> Test:
+    unit = f"change of {words_of(column)} from {_told(there)} to {_told(here)}"
+
+    def test(runs: Runs) -> Finding:
+        own, other = (_seed_means(runs.where(**part), column) for part in (here, there))
+        shared = sorted(own.keys() & other.keys())
+        lacking = len(own.keys() | other.keys()) - len(shared)
+        note = f"without {lacking} seed(s) that lack one of the two" if lacking else ""
+        size = abs(float(np.mean([other[seed] for seed in shared]))) if shared else math.nan
+        changes = np.array([(own[seed] - other[seed]) / size for seed in shared])
+        return intervals.judged(changes, unit, region, note, percent=True)
+
+    return test
+
+
+def _seed_means(runs: Runs, column: Column) -> dict[int, float]:
+    """The mean of the column over the runs of each seed, without those that have no number."""
+    numbers, seeds = runs.column(column), runs.column("seed")
+    own = {seed: numbers[(seeds == seed) & np.isfinite(numbers)] for seed in runs.seeds}
+    return {seed: float(values.mean()) for seed, values in own.items() if values.size}
+
+
+def _told(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+
+
 # --- a part of the runs, and a second look -------------------------------------------------------
 
 

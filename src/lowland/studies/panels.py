@@ -106,6 +106,49 @@ class Against:
 
 
 @dataclass(frozen=True)
+class Kinds:
+    """A column for each kind of run, such as each optimiser, side by side: mean and deviation."""
+
+    key: str
+    column: Column
+    ylabel: str
+    log: str = ""
+    where: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The labels of the x and the y axis."""
+        return _words(self.key), self.ylabel
+
+    def curves(self, runs: Runs) -> list[Curve]:
+        """A curve of one point for each kind, in the order of the runs."""
+        chosen = runs.where(**self.where)
+        kinds = dict.fromkeys(row[self.key] for row in chosen.rows)
+        return [
+            _means(
+                str(kind),
+                np.array([float(place)]),
+                [chosen.where(**{self.key: kind}).column(self.column)],
+            )
+            for place, kind in enumerate(kinds)
+        ]
+
+    def draw(self, ax: "Axes", curves: list[Curve]) -> None:
+        """Draw a mark and an error bar above the name of every kind."""
+        for curve in curves:
+            spread = np.nan_to_num(curve.sd)
+            ax.errorbar(curve.x, curve.y, spread, color=_COLOURS[0], marker="o", capsize=2)
+        names = [curve.label.replace("_", " ") for curve in curves]
+        slanted = len(names) > 3 or max(map(len, names)) > 12
+        turned: Any = {"rotation": 25, "ha": "right"} if slanted else {}
+        ax.set_xticks([float(curve.x[0]) for curve in curves], names, **turned)
+        ax.set_xlim(-0.5, len(curves) - 0.5)
+        if "y" not in self.log and not any((curve.y < 0).any() for curve in curves):
+            ax.set_ylim(bottom=0)
+
+
+@dataclass(frozen=True)
 class Spectrum:
     """An array against the rank n, a line for each value of a setting."""
 
@@ -249,7 +292,7 @@ class Scatter:
         ax.text(x_text, 0.96, text, ha=side, va="top", transform=ax.transAxes)
 
 
-Panel = Against | Spectrum | Scatter
+Panel = Against | Kinds | Spectrum | Scatter
 
 
 # --- what is drawn -------------------------------------------------------------------------------
