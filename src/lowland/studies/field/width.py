@@ -1,4 +1,4 @@
-"""Wider networks (Neyshabur et al. 2015), and expected sharpness against KL (Neyshabur et al. 2017).
+"""Wider networks (Neyshabur et al. 2015); expected sharpness against KL (Neyshabur et al. 2017).
 
 One hidden layer on MNIST. Its width grows at a fixed number of images; the number of images grows
 at a fixed width, with true and with random labels. All training ends at the same loss.
@@ -195,8 +195,8 @@ STUDY = Study(
         ),
     ),
     differences=(
-        "Networks 784-H-10 of 8 to 256 hidden units on 1,000 images of MNIST; the paper of 2015 has "
-        "up to 4,000 units on all of MNIST and CIFAR-10.",
+        "Networks 784-H-10 of 8 to 256 hidden units on 1,000 images of MNIST; the paper of 2015 "
+        "has up to 4,000 units on all of MNIST and CIFAR-10.",
         "64 hidden units on 200 to 2,000 images of MNIST; the paper of 2017 has VGG on CIFAR-10. "
         "Networks of other sizes: lowland.sweep.trials with other width and per_class.",
         "Training ends at a loss of 0.01; in the paper of 2017 at a margin of 10 or zero error.",

@@ -16,7 +16,7 @@ import lowland as ll
 from lowland.experiment import Configuration
 from lowland.experiment.subject import Subject
 from lowland.problem import Problem
-from lowland.training import train
+from lowland.training import train_many
 
 SHARPNESS = 0.1  # at which networks are compared by their KL
 MEASURES = ("path_norm", "frobenius_norms", "spectral_norms", "margin", "keskar_sharpness", "trace")
@@ -33,18 +33,17 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         network=f"784-{settings['width']}-10", stop_loss=0.01, seed=seed, data_seed=seed, **own
     )
     subject = Subject.of(configuration)
-    training = train(subject.model, subject.train, subject.settings)
+    (training,) = train_many([subject.model], subject.train, [subject.settings])
     problem = subject.problem()
     rows = ll.measure(problem, ["train_error", "test_error", "weight_norm", *MEASURES]).whole()
-    numbers = {name: row.value for name, row in rows.items()}
     rise = expected_sharpness(problem, seed)
-    kl = numbers["weight_norm"] ** 2 / (2 * _SIZES**2)
+    squared_norm = sum(float(w.double().square().sum()) for w in problem.params.values())
     return {
-        **numbers,
+        **{name: row.value for name, row in rows.items()},
         "converged": training.converged,
         "samples": problem.count(),
-        "kl": numbers["weight_norm"] ** 2 / (2 * size_of(rise, SHARPNESS) ** 2),
-        "curve/kl": kl,
+        "kl": squared_norm / (2 * size_of(rise, SHARPNESS) ** 2),
+        "curve/kl": squared_norm / (2 * _SIZES**2),
         "curve/sharpness": np.array([rise(s) for s in _SIZES]),
     }
 
