@@ -42,7 +42,7 @@ _MOST: dict[str, Any] = {"per_class": [400, 40]}
 STUDY = Study(
     "pac-bayes",
     "The optimised PAC-Bayes bound on binary MNIST, with true and with random labels",
-    grid=_grid(32, [50, 140], 400, 5),
+    grid=_grid(16, [50], 400, 3),
     quick=_grid(8, [20], 40, 2),
     panels=(
         Against(
@@ -118,7 +118,7 @@ STUDY = Study(
         ),
     ),
     differences=(
-        "784-32-2 on up to 4,000 images; the paper has 784-600-1 and deeper networks on 55,000. "
+        "784-16-2 on 500 and 4,000 images; the paper has 784-600-1 and deeper networks on 55,000. "
         "Its size: lowland.sweep.trials with width 600, and data of all of MNIST.",
         "The posterior is trained for 1,000 steps of Adam from a trained network on, four times, "
         "and the bound is that of the mixture; the paper takes 200,000 steps of RMSprop, once.",

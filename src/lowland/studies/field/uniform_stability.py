@@ -74,7 +74,7 @@ def _course(array: str, label: str, network: str, words: str) -> Panel:
 STUDY = Study(
     "uniform-stability",
     "Two trainings that differ in one sample: weights and losses against training time",
-    grid=_grid([25, 50, 100], 40, 8),
+    grid=_grid([25, 50, 100], 30, 5),
     quick=_grid([10, 20], 20, 3),
     panels=(
         _course("distance", "distance of weights", _CONVEX, "logistic regression"),
@@ -119,7 +119,7 @@ STUDY = Study(
         ),
     ),
     differences=(
-        "Logistic regression and 784-30-10 on 250 to 1,000 images of MNIST for 40 epochs; the "
+        "Logistic regression and 784-30-10 on 250 to 1,000 images of MNIST for 30 epochs; the "
         "paper has convolutional networks on MNIST and CIFAR-10, ImageNet and a recurrent network.",
         "The losses' difference is the mean over 499 test images, not the supremum over all.",
     ),

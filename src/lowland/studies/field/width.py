@@ -89,7 +89,7 @@ _GROWING: dict[str, Any] = {"width": _WIDTH}
 STUDY = Study(
     "width",
     "More hidden units at equal training error; expected sharpness against KL as the data grow",
-    grid=_grid([8, 16, 32, 64, 128, 256], [16, 64, 256], [20, 60, 200], 100, 5),
+    grid=_grid([8, 16, 32, 64, 128, 256], [16, 128], [20, 60, 200], 100, 4),
     quick=_grid([8, 32, 128], [8, 128], [10, 40], 20, 3),
     panels=(
         Against(
