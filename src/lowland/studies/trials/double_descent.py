@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import lowland as ll
+from lowland.dual import duality
 from lowland.experiment import Configuration
 from lowland.experiment.subject import Subject
+from lowland.measures import measure
 from lowland.training import train_many
 
 OUTCOME = ("train_error", "test_error", "test_loss", "gap")
@@ -30,8 +31,8 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     subject = Subject.of(configuration)
     train_many([subject.model], subject.train, [subject.settings])
     problem = subject.problem()
-    split = ll.duality(problem, _OUTPUT_LAYER, dual="activity")
-    rows = ll.measure(problem, [*OUTCOME, *MEASURES]).whole()
+    split = duality(problem, _OUTPUT_LAYER, dual="activity")
+    rows = measure(problem, [*OUTCOME, *MEASURES]).whole()
     return {
         **{name: row.value for name, row in rows.items()},
         "paired_gap": split.paired_gap,

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import lowland as ll
 from lowland.data import load
+from lowland.measures import measure
+from lowland.problem import Problem
 from lowland.training import TrainingSettings, mlp, train_many
 
 Data = tuple[Tensor, Tensor]
@@ -21,8 +22,8 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     goal = TrainingSettings(stop_loss=0.05, max_epochs=2000, seed=seed)
     (training,) = train_many([model], train, [goal])
-    problem = ll.Problem(model, "cross_entropy", train=train, test=test, initial=initial)
-    rows = ll.measure(problem, _MEASURES).whole()
+    problem = Problem(model, "cross_entropy", train=train, test=test, initial=initial)
+    rows = measure(problem, _MEASURES).whole()
     optimised = rows["pac_bayes_optimised"]
     return {
         **{name: row.value for name, row in rows.items()},

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-import lowland as ll
 from lowland.experiment import Configuration
 from lowland.experiment.subject import Subject
+from lowland.measures import measure
 from lowland.problem import Problem
 from lowland.training import train_many
 
@@ -35,7 +35,7 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     subject = Subject.of(configuration)
     (training,) = train_many([subject.model], subject.train, [subject.settings])
     problem = subject.problem()
-    rows = ll.measure(problem, ["train_error", "test_error", "weight_norm", *MEASURES]).whole()
+    rows = measure(problem, ["train_error", "test_error", "weight_norm", *MEASURES]).whole()
     rise = expected_sharpness(problem, seed)
     squared_norm = sum(float(w.double().square().sum()) for w in problem.params.values())
     return {
