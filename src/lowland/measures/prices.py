@@ -18,7 +18,7 @@ from lowland.problem import Problem
 # Passes that most measures are made of are priced on more samples than those that take many.
 _LONG, _LONGER = 0.01, 0.25
 _FIRST = 4
-_BLOCK = 4  # columns
+_BLOCK = 2  # columns, as the spectral pass has
 _RUNS, _TOO_LONG = 5, 0.5  # of a pass, and the seconds of one that is not done again
 _FLOPS = 256  # rows of the matrices that are multiplied
 # In gradients, where a model does not have the derivative: nothing that needs it will take long.
