@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowland.budget import UNITS
-from lowland.curvature import Curvature, exact_diagonal, ggn, hessian, parameters
+from lowland.curvature import Curvature, exact_diagonal, ggn, give_back, hessian, parameters
 from lowland.measures.planning import Prices
 from lowland.measures.shared.spectrum import whole_hessian
 from lowland.measures.sharing import work_of
@@ -41,10 +41,12 @@ def prices(problem: Problem) -> Prices:
     units = {"flops": flop, "sample_flops": flop}
     units |= {"gradients": seconds * share, "forwards": forward * share}
     for unit, passing in _passes(problem, few).items():
+        give_back(problem)
         try:
             units[unit] = passing() * problem.count() / len(few.train)
         except Exception:  # the measures that need it say why it cannot be
             units[unit] = _USUAL[unit] * units["gradients"]
+    give_back(problem)
     assert set(units) == set(UNITS)
     return Prices(units, lambda shared: work_of(shared.cost, problem))  # type: ignore[attr-defined]
 

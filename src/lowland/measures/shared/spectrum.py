@@ -75,7 +75,7 @@ def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
 
 @once()
 def whole_hessian(problem: Problem) -> Hessian:
-    """The Hessian of all parameters; its kept graphs serve every measure."""
+    """The Hessian of all parameters, whose graphs serve measures that come one after the other."""
     return hessian(problem)
 
 
@@ -90,6 +90,7 @@ def _hessian_run(problem: Problem) -> tuple[Spectrum, Eigenpairs | None]:
     probes = max(1, min(PROBES, columns_within(H) // (STEPS + _BESIDE)))
     start = _start(problem, H, probes)
     spectrum = Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
+    H.forget()  # few products are left, if any, and the matrices of other measures need the memory
     return _bare(spectrum), spectrum.leading(min(LEADING, spectrum.size))
 
 
