@@ -15,7 +15,7 @@ SMALL = {
     "data": "digits",
     "per_class": 3,
     "test_per_class": 2,
-    "width": 6,
+    "width": 24,
     "depth": 1,
     "skip": False,
     "norm": "none",
@@ -23,8 +23,8 @@ SMALL = {
     "decay": 0.0,
     "learning_rate": 0.05,
     "batch_size": 10,
-    "max_epochs": 40,
-    "stop_loss": 0.5,
+    "max_epochs": 400,
+    "stop_loss": 0.3,
 }
 
 

@@ -1,11 +1,14 @@
-"""Dense networks of the studies, with or without shortcuts, normalisation and dropout.
+"""Small networks of the field's studies: towers of dense layers, and LeNet with few units.
 
 A configuration names those without arguments as ``lowland.studies.tower:NAME``.
 """
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
+
+from lowland.training import lenet
 
 _NORMS: dict[str, Callable[[int], nn.Module]] = {
     "none": lambda width: nn.Identity(),
@@ -62,3 +65,13 @@ def residual_mnist() -> Tower:
 def residual_cifar() -> Tower:
     """The same for images of CIFAR-10."""
     return Tower(3072, 30, 2, skip=True)
+
+
+def lenet_mnist() -> nn.Sequential:
+    """LeNet for MNIST with two hidden layers of 30 units; the second is "9"."""
+    return lenet((1, 28, 28), hidden=(30, 30), padding=0, bias=False, seed=torch.initial_seed())
+
+
+def lenet_cifar() -> nn.Sequential:
+    """The same for images of CIFAR-10."""
+    return lenet((3, 32, 32), hidden=(30, 30), padding=0, bias=False, seed=torch.initial_seed())

@@ -18,11 +18,10 @@ _BASE: dict[str, Any] = {
     "width": 32,
     "learning_rate": 0.1,
     "stop_loss": 0.02,
-    "max_epochs": 400,
 }
 # Shallow networks of several batch sizes with and without decay, and deep ones with BatchNorm.
-_SHALLOW: dict[str, Any] = {"depth": 2, "skip": False, "norm": "none"}
-_DEEP: dict[str, Any] = {"batch_size": 25, "decay": 0.0, "norm": "batch"}
+_SHALLOW: dict[str, Any] = {"depth": 2, "skip": False, "norm": "none", "max_epochs": 2000}
+_DEEP: dict[str, Any] = {"batch_size": 25, "decay": 0.0, "norm": "batch", "max_epochs": 200}
 _DECAY = 5e-4
 
 
