@@ -2,7 +2,8 @@
 
 from typing import Any
 
-import lowland as ll
+from lowland.dual import duality
+from lowland.measures import measure
 from lowland.studies.trials.pictures import basin, drawn, roughness, trained
 
 _LAYER = "layers.0.0"  # the first that a shortcut may go around
@@ -31,9 +32,9 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     own |= {name: own[name] * v if name in _FACTORS else v for name, v in change.items()}
     problem, training = trained(own, seed)
     # By the output-level dual, which a shortcut around the layer does not make wrong.
-    split = ll.duality(problem, _LAYER, dual="output", n_sharp=N_SHARP)
+    split = duality(problem, _LAYER, dual="output", n_sharp=N_SHARP)
     surface = drawn(problem, seed)
-    values = ll.measure(problem, ["test_error", "train_loss"])
+    values = measure(problem, ["test_error", "train_loss"])
     return {
         "converged": training.converged,
         **{name: row.value for name, row in values.items()},

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import nn
 
-import lowland as ll
 from lowland.experiment.configuration import Configuration
 from lowland.experiment.subject import Subject
 from lowland.findings import Path
+from lowland.landscape import path
+from lowland.problem import Problem
 from lowland.training import train, train_many
 
 _STEPS = 25  # points along each way
@@ -23,16 +24,14 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     own = dict(settings)
     iterations = own.pop("iterations")
     problem, ends, converged = trained_pair(own, seed)
-    curved = ll.path(problem, *ends, _STEPS, iterations=iterations, seed=seed)
-    aligned = ll.path(
-        problem, *ends, _STEPS, alignment=True, renormalize=True, curve=False, seed=seed
-    )
+    curved = path(problem, *ends, _STEPS, iterations=iterations, seed=seed)
+    aligned = path(problem, *ends, _STEPS, alignment=True, renormalize=True, curve=False, seed=seed)
     return {"converged": converged, **ways(curved, aligned)}
 
 
 def trained_pair(
     settings: dict[str, Any], seed: int
-) -> tuple[ll.Problem, tuple[nn.Module, nn.Module], bool]:
+) -> tuple[Problem, tuple[nn.Module, nn.Module], bool]:
     """Two trained networks with the problem that both solve, and whether both reached the goal.
 
     ``settings`` are those of a configuration but for two: the network has three hidden layers of

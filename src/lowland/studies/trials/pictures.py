@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-import lowland as ll
 from lowland.data import load
 from lowland.findings import Surface
+from lowland.landscape import surface
+from lowland.measures import measure
+from lowland.problem import Problem
 from lowland.studies.tower import Tower
 from lowland.training import Training, TrainingSettings, train
 
@@ -25,7 +27,7 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """
     problem, training = trained(settings, seed)
     by_filter, plain = (drawn(problem, seed, how) for how in ("filter", "none"))
-    values = ll.measure(problem, ["test_error", "test_loss", "train_loss"])
+    values = measure(problem, ["test_error", "test_loss", "train_loss"])
     return {
         "converged": training.converged,
         **{name: row.value for name, row in values.items()},
@@ -36,7 +38,7 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     }
 
 
-def trained(settings: dict[str, Any], seed: int) -> tuple[ll.Problem, Training]:
+def trained(settings: dict[str, Any], seed: int) -> tuple[Problem, Training]:
     """A trained tower as a problem, and its training.
 
     ``settings`` are ``data``, ``per_class`` and ``test_per_class``; ``width``, ``depth``, ``skip``,
@@ -52,37 +54,37 @@ def trained(settings: dict[str, Any], seed: int) -> tuple[ll.Problem, Training]:
         model = Tower(data.train[0][0].numel(), own.pop("width"), own.pop("depth"), **own)
     how = TrainingSettings(**{"decay_epochs": None, **of_training, "seed": seed})
     training = train(model, data.train, how)
-    return ll.Problem(model.eval(), train=data.train, test=data.test), training
+    return Problem(model.eval(), train=data.train, test=data.test), training
 
 
-def drawn(problem: ll.Problem, seed: int, how: Any = "filter") -> Surface:
+def drawn(problem: Problem, seed: int, how: Any = "filter") -> Surface:
     """The plane of two random directions, normalised in this way."""
-    return ll.surface(
+    return surface(
         problem, span=_SPANS[how], steps=_STEPS, seed=seed, normalize=how, second_order=False
     )
 
 
-def basin(surface: Surface) -> float:
+def basin(picture: Surface) -> float:
     """The radius of a disc as large as what lies below ``RISE`` over the centre's loss.
 
     The unit is that of the axes. Every point of the grid counts with an equal part of the picture;
     a hole is not below.
     """
-    centre = surface.train[len(surface.y) // 2, len(surface.x) // 2]
-    share = float(np.mean(surface.train < centre + RISE))
-    x0, x1, y0, y1 = surface.spans
+    centre = picture.train[len(picture.y) // 2, len(picture.x) // 2]
+    share = float(np.mean(picture.train < centre + RISE))
+    x0, x1, y0, y1 = picture.spans
     return float(np.sqrt(share * (x1 - x0) * (y1 - y0) / np.pi))
 
 
-def roughness(surface: Surface) -> float:
+def roughness(picture: Surface) -> float:
     """How far the drawn surface is from convex: the mean of max(0, -l_min) / max(|l_min|, |l_max|).
 
     l_min and l_max are the eigenvalues of its second differences at the points inside; Li et al.
     (2018, Section 6) take the ratio of those of the Hessian. 0 for a convex surface, 1 for a
     concave one.
     """
-    z = surface.train
-    h, k = np.diff(surface.x).mean(), np.diff(surface.y).mean()
+    z = picture.train
+    h, k = np.diff(picture.x).mean(), np.diff(picture.y).mean()
     xx = (z[1:-1, 2:] - 2 * z[1:-1, 1:-1] + z[1:-1, :-2]) / h**2
     yy = (z[2:, 1:-1] - 2 * z[1:-1, 1:-1] + z[:-2, 1:-1]) / k**2
     xy = (z[2:, 2:] - z[2:, :-2] - z[:-2, 2:] + z[:-2, :-2]) / (4 * h * k)
