@@ -74,7 +74,7 @@ def _trained(label_noise: float, per_class: int, seed: int) -> Problem:
         label_noise=label_noise,
         network="64-12-12-10",
         batch_size=25,
-        stop_loss=0.02,
+        stop_loss=0.1,
         max_epochs=3000,
         data_seed=seed,
         seed=seed,
