@@ -69,7 +69,7 @@ def focused(X: np.ndarray, sweeps: int, random: Random) -> np.ndarray | None:
     """
     samples, size = X.shape
     F = X / np.sqrt(size)
-    m: np.ndarray = 0.01 * random.normal(size=size)
+    m = random.normal(0.0, 0.01, (size,))
     g, h = np.zeros(samples), np.zeros(size)
     for step in range(sweeps):
         V = max(1 - float(m @ m) / size, 1e-6)
