@@ -117,6 +117,8 @@ def test_some_runs_against_others_by_hand():
     assert larger("gap", here, there)(sure).verdict == "holds"
     assert smaller("gap", here, there)(sure).verdict == "does not hold"
     assert larger("gap", here, {"optimizer": "adam"})(runs).verdict == "undecided"
+    none = table(*rows[:3], *({**row, "gap": 0} for row in rows[4:]))
+    assert larger("gap", here, there)(none).effect == pytest.approx(1)  # of what is here
 
 
 @pytest.mark.parametrize("slope", [-0.05, 0.0, 0.05])

@@ -302,7 +302,8 @@ def weaker(x: Column, y: Column, here: dict[str, Any], others: Sequence[dict[str
 def larger(column: Column, here: dict[str, Any], there: dict[str, Any]) -> Test:
     """The column is larger in some runs than in others, such as those of another optimiser.
 
-    The effect is the difference of a seed's means over either, relative to the mean of all there.
+    The effect is the difference of a seed's means over either, relative to the mean of all there,
+    or here where that is 0.
     """
     return _differ(column, here, there, above(0.0))
 
@@ -320,7 +321,10 @@ def _differ(column: Column, here: dict[str, Any], there: dict[str, Any], region:
         shared = sorted(own.keys() & other.keys())
         lacking = len(own.keys() | other.keys()) - len(shared)
         note = f"without {lacking} seed(s) that lack one of the two" if lacking else ""
-        size = abs(float(np.mean([other[seed] for seed in shared]))) if shared else math.nan
+        sizes = [
+            abs(sum(part[seed] for seed in shared)) / max(len(shared), 1) for part in (other, own)
+        ]
+        size = sizes[0] or sizes[1] or 1.0
         changes = np.array([(own[seed] - other[seed]) / size for seed in shared])
         return intervals.judged(changes, unit, region, note, percent=True)
 

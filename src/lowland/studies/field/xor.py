@@ -1,0 +1,141 @@
+"""Wen, Li & Ma, Sharpness minimization algorithms do not only minimize sharpness (NeurIPS 2023).
+
+On the parity of two of thirty bits, the flattest networks of two layers without biases generalise.
+With biases there are flattest networks that only remember, and SAM ends in such.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from lowland.studies.claims import Test, between, larger, on, smaller
+from lowland.studies.evidence import Column
+from lowland.studies.panels import Against, Scatter
+from lowland.studies.study import Claim, Study
+from lowland.sweep import Grid, trials
+
+_RADIUS = 0.1
+_COMMON: dict[str, Any] = {"bits": 30, "units": 100, "steps": 30_000, "rate": 0.01}
+_SAM = {"radius": _RADIUS, "samples": 100}  # the setting that claims are about
+_NAMES = {0: "without biases", 1: "with biases"}
+
+
+def _grid(samples: list[int], **more: Any) -> Grid:
+    common = {**_COMMON, **more, "bias": [0, 1]}
+    by_sam = trials("lowland.studies.trials.xor:trial", **common, samples=samples, radius=_RADIUS)
+    by_sgd = trials("lowland.studies.trials.xor:trial", **common, samples=100, radius=0.0)
+    return by_sam + by_sgd
+
+
+def _both(name: str) -> dict[str, Column]:
+    """The column of networks without and of those with biases, by what these are called."""
+
+    def of(bias: int) -> Column:
+        return lambda runs: np.where(runs.column("bias") == bias, runs.column(name), np.nan)
+
+    return {label: of(bias) for bias, label in _NAMES.items()}
+
+
+def architecture(row: dict[str, Any]) -> str:
+    """What a network is called, by its biases."""
+    return _NAMES[row["bias"]]
+
+
+def _at(bias: int, test: Test) -> Test:
+    return on({**_SAM, "bias": bias}, test)
+
+
+STUDY = Study(
+    name="xor",
+    title="Sharpness minimisation on parities, with and without biases",
+    grid=_grid([100, 200], seed=range(5)),
+    quick=_grid([100], steps=15_000, seed=range(3)),
+    panels=(
+        Against(
+            "samples",
+            _both("test_error"),
+            "test error of SAM",
+            where={"radius": _RADIUS},
+        ),
+        Against(
+            "samples",
+            _both("sharpness"),
+            "trace of SAM / least possible",
+            where={"radius": _RADIUS},
+        ),
+        Scatter(
+            "course/sharpness",
+            "course/test_error",
+            "trace / least possible",
+            "test error, in the course of SAM",
+            by=architecture,
+            log="x",
+            line=False,
+            where=_SAM,
+        ),
+    ),
+    claims=(
+        Claim(
+            "Without biases, SAM generalises: at most 5 % of fresh points are wrong.",
+            "Theorem 3.1 and Fig. 1: the flattest networks generalise once n is some d log d",
+            _at(0, between("test_error", 0.0, 0.05)),
+        ),
+        Claim(
+            "With biases, SAM does not: more than 5 % of fresh points are wrong.",
+            "Section 4, Scenario II: sharpness minimisation fails to generalise",
+            _at(1, between("test_error", 0.05, np.inf)),
+        ),
+        Claim(
+            "The biases make the test error of SAM larger.",
+            "Section 4, Scenario II: the same data, and only biases added",
+            on(_SAM, larger("test_error", {"bias": 1}, {"bias": 0})),
+        ),
+        Claim(
+            "SAM lowers the trace of the Hessian below that of SGD, without biases.",
+            "Section 2: SAM with single samples minimises the trace",
+            on({"samples": 100, "bias": 0}, smaller("sharpness", {"radius": 0.1}, {"radius": 0.0})),
+        ),
+        Claim(
+            "SAM lowers the trace of the Hessian below that of SGD, with biases.",
+            "Section 2: SAM with single samples minimises the trace",
+            on({"samples": 100, "bias": 1}, smaller("sharpness", {"radius": 0.1}, {"radius": 0.0})),
+        ),
+        Claim(
+            "With biases, SAM ends within 10 % of the least trace possible, and still errs.",
+            "Fig. 1: the sharpness is as small as it can be, the test error is not",
+            _at(1, between("sharpness", 0.0, 1.1)),
+        ),
+        Claim(
+            "A network with biases that only remembers its samples is as flat as any.",
+            "Theorem 4.1: there is a flattest network that does not generalise",
+            on({"bias": 1}, between("memorised_sharpness", 0.999, 1.001)),
+            kind="check",
+        ),
+        Claim(
+            "That network is no better than chance on fresh points.",
+            "Theorem 4.1: it errs on all but the samples",
+            on({"bias": 1}, between("memorised_test_error", 0.49, 0.51)),
+            kind="check",
+        ),
+        Claim(
+            "A network without biases that computes the parity is as flat as any.",
+            "Theorem 3.1: the least trace is reached by a network that generalises",
+            on({"bias": 0}, between("solving_sharpness", 0.999, 1.001)),
+            kind="check",
+        ),
+        Claim(
+            "With twice as many samples, SAM generalises with biases as well.",
+            "not in the paper",
+            on(
+                {"radius": _RADIUS, "bias": 1, "samples": 200},
+                between("test_error", 0.0, 0.05),
+            ),
+            kind="ours",
+        ),
+    ),
+    differences=(
+        "d = 30 bits, 100 hidden units and 30,000 steps of SAM on single samples; the theorems are "
+        "about wider networks. 200 units with 130,000 steps gave the same picture.",
+        "The paper also has networks with normalised layers (Scenario III), which are not judged.",
+    ),
+)
