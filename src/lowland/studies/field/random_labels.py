@@ -132,17 +132,17 @@ def _question(name: str) -> Claim:
 
 
 def _panel(columns: dict[str, Any], ylabel: str, **options: Any) -> Panel:
-    return Against("label_noise", columns, ylabel, where=_PLAIN, **options)
+    return Against("label_noise", columns, ylabel, **{"where": _ENDS, **options})
 
 
 STUDY = Study(
     "random-labels",
     "Networks fit random labels: which measures tell those minima apart?",
-    grid=_grid(6, [0.5], per_class=50, max_epochs=1000),
+    grid=_grid(5, [0.5], per_class=50, max_epochs=1000),
     quick=_grid(3, [], per_class=20, max_epochs=500),
     panels=(
-        _panel({"test": "test_error", "training": "train_error"}, "error"),
-        _panel({"": "epochs"}, "epochs"),
+        _panel({"test": "test_error", "training": "train_error"}, "error", where=_PLAIN),
+        _panel({"": "epochs"}, "epochs", where=_PLAIN),
         _panel({"path norm": "path_norm", "spectral norms": "spectral_norms"}, "norms", log="y"),
         _panel(
             {"trace": "trace", "normalized sharpness": "normalized_sharpness"}, "curvature", log="y"
