@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+
+from lowland.reference.league import Interval, Rank
 
 RESAMPLES = 500
 LEVEL = 0.95
@@ -24,32 +25,7 @@ _GIVEN = 2
 
 Vector = np.ndarray
 
-
-@dataclass(frozen=True)
-class Interval:
-    """A statistic with its interval by bootstrap over models; NaN where it is not defined."""
-
-    value: float
-    low: float
-    high: float
-
-
-_UNDEFINED = Interval(math.nan, math.nan, math.nan)
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What one measure is worth as a predictor of the gap."""
-
-    models: int  # with a value
-    pearson: Interval
-    spearman: Interval
-    kendall: Interval
-    granulated: Interval
-    by_setting: dict[str, float]  # the granulated statistic along each setting
-    worst: float  # over environments: two values of one setting
-    worst_where: str  # in words
-    information: float  # the share of the gap's order that no two settings tell
+UNDEFINED = Interval(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -71,44 +47,50 @@ class Models:
         """The settings that differ between models, without the realisation."""
         return [n for n, values in self._codes.items() if n != self.realisation and values.max()]
 
-    def rank(self, values: Vector, *, seed: int = 0) -> Rank:
+    def rank(self, values: Vector) -> Rank:
         """Judge a measure by its value for each model; those without one (NaN) are left out."""
+        from scipy.stats import rankdata
+
         chosen = np.isfinite(values) & np.isfinite(self.gaps)
         if not chosen.all():
-            settings = {
-                name: [v for v, ok in zip(all_of, chosen, strict=True) if ok]
-                for name, all_of in self.settings.items()
-            }
-            return Models(self.gaps[chosen], settings, self.realisation).rank(
-                values[chosen], seed=seed
-            )
+            return self.those(chosen).rank(values[chosen])
         if len(values) < 2:
-            none = _UNDEFINED
+            none = UNDEFINED
             return Rank(len(values), none, none, none, none, {}, math.nan, "", math.nan)
-        signs = _signs(values) * _signs(self.gaps)
-        # (resamples, models): how often each model was drawn; first of all, once each.
-        n = len(values)
-        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-        weights = np.vstack([np.ones(n), drawn])
-        everywhere = ~np.eye(n, dtype=bool)
-        along = {name: _mean_over(signs, self._alone[name], weights) for name in self.names}
-        rows = np.array(list(along.values())).reshape(len(along), len(weights))
-        with np.errstate(invalid="ignore"):
-            some = np.isfinite(rows).any(axis=0)
-            granulated = np.where(some, np.nansum(rows, axis=0), np.nan)
-            granulated /= np.maximum(np.isfinite(rows).sum(axis=0), 1)
+        order = _signs(values)
+        signs = order * _signs(self.gaps)
+        along = {name: self._along(name, signs) for name in self.names}
+        rows = np.array(list(along.values())).reshape(len(along), len(self._weights))
+        some = np.isfinite(rows).any(axis=0)
+        granulated = np.where(some, np.nansum(rows, axis=0), np.nan)
+        granulated /= np.maximum(np.isfinite(rows).sum(axis=0), 1)
         worst, where = self._worst(signs)
+        ranked = rankdata(values), rankdata(self.gaps)
         return Rank(
-            models=n,
-            pearson=_interval(_correlation(values, self.gaps, weights)),
-            spearman=_interval(_correlation(rankdata(values), rankdata(self.gaps), weights)),
-            kendall=_interval(_mean_over(signs, everywhere, weights)),
-            granulated=_interval(granulated),
+            models=len(values),
+            pearson=interval(_correlation(values, self.gaps, self._weights)),
+            spearman=interval(_correlation(*ranked, self._weights)),
+            kendall=interval(_mean_of_all(signs, self._weights)),
+            granulated=interval(granulated),
             by_setting={name: float(column[0]) for name, column in along.items()},
             worst=worst,
             worst_where=where,
-            information=self._information(_signs(values)),
+            information=self._information(order),
         )
+
+    def those(self, chosen: Vector) -> "Models":
+        """The models for which ``chosen`` is true, (n,)."""
+        settings = {
+            name: list(itertools.compress(values, chosen)) for name, values in self.settings.items()
+        }
+        return Models(self.gaps[chosen], settings, self.realisation)
+
+    @cached_property
+    def _weights(self) -> Vector:
+        """How often each model was drawn, (1 + resamples, n); first of all, once each."""
+        n = len(self.gaps)
+        drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+        return np.vstack([np.ones(n), drawn])
 
     @cached_property
     def _codes(self) -> dict[str, Vector]:
@@ -120,49 +102,68 @@ class Models:
         return codes
 
     @cached_property
-    def _alone(self) -> dict[str, Vector]:
-        """For each setting the pairs of models that differ in it and in nothing else, (n, n)."""
+    def _alone(self) -> dict[str, tuple[Vector, Vector]]:
+        """For each setting the pairs of models, once each, that differ in it and in nothing else."""
         differ = {name: codes[:, None] != codes for name, codes in self._codes.items()}
         count = sum(differ.values(), np.zeros((len(self.gaps),) * 2, dtype=int))
-        return {name: matrix & (count == 1) for name, matrix in differ.items()}
+        once = np.triu(count == 1)
+        return {name: np.nonzero(matrix & once) for name, matrix in differ.items()}
+
+    @cached_property
+    def _drawn(self) -> dict[str, Vector]:
+        """How often each pair of a setting was drawn, (1 + resamples, pairs)."""
+        return {n: self._weights[:, i] * self._weights[:, j] for n, (i, j) in self._alone.items()}
+
+    def _along(self, name: str, signs: Vector) -> Vector:
+        """The mean sign over the pairs of a setting in each resample; NaN where it has none."""
+        drawn = self._drawn[name]
+        return _ratio(drawn @ signs[self._alone[name]], drawn.sum(1))
 
     def _worst(self, signs: Vector) -> tuple[float, str]:
         """The lowest mean over pairs that differ in two values of one setting (Dziugaite 2020)."""
         lowest, where = math.nan, ""
         for name in self.names:
             values, codes = list(dict.fromkeys(self.settings[name])), self._codes[name]
-            for first, second in itertools.combinations(range(len(values)), 2):
-                pairs = self._alone[name] & (codes[:, None] == first) & (codes == second)
-                if pairs.sum() >= _FEW and not signs[pairs].mean() >= lowest:
-                    lowest = float(signs[pairs].mean())
-                    where = f"{name} {values[first]} or {values[second]}"
+            first, second = np.sort(np.stack([codes[i] for i in self._alone[name]]), axis=0)
+            signed = signs[self._alone[name]]
+            for one, other in itertools.combinations(range(len(values)), 2):
+                pairs = signed[(first == one) & (second == other)]
+                if len(pairs) >= _FEW and not pairs.mean() >= lowest:
+                    lowest = float(pairs.mean())
+                    where = f"{name} {values[one]} or {values[other]}"
         return lowest, where
 
-    def _information(self, signs: Vector) -> float:
+    @cached_property
+    def _contexts(self) -> list[Vector]:
+        """For each choice of up to two settings, the number of each ordered pair's two values."""
+        everywhere = ~np.eye(len(self.gaps), dtype=bool)
+        contexts = []
+        for size in range(_GIVEN + 1):
+            for given in itertools.combinations(self.names, size):
+                context = np.zeros(int(everywhere.sum()), dtype=int)
+                for name in given:
+                    codes = self._codes[name]
+                    number = codes.max() + 1
+                    pair = (codes[:, None] * number + codes)[everywhere]
+                    context = context * number**2 + pair
+                contexts.append(np.unique(context, return_inverse=True)[1])
+        return contexts
+
+    def _information(self, order: Vector) -> float:
         """The information of a measure on the order of the gaps, given any two settings.
 
         Relative to the entropy of that order, and the least over the choices of up to two
         settings (Jiang et al. 2020, Eq. 8 to 10): what settings tell alone is no merit of a
         measure. 0 to 1.
         """
-        every = ~np.eye(len(self.gaps), dtype=bool)
-        order = _signs(self.gaps)[every] + 1
-        sign = signs[every] + 1
-        shares = []
-        for size in range(_GIVEN + 1):
-            for given in itertools.combinations(self.names, size):
-                context = np.zeros(int(every.sum()), dtype=int)
-                for name in given:
-                    codes = self._codes[name]
-                    number = codes.max() + 1
-                    pair = (codes[:, None] * number + codes)[every]
-                    context = context * number**2 + pair
-                _, context = np.unique(context, return_inverse=True)
-                counts = np.bincount(
-                    context * 9 + sign * 3 + order, minlength=9 * (context.max() + 1)
-                ).reshape(-1, 3, 3)
-                shares.append(_information_share(counts))
-        return min(shares, default=math.nan)
+        everywhere = ~np.eye(len(self.gaps), dtype=bool)
+        pair = 3 * order[everywhere] + _signs(self.gaps)[everywhere] + 4
+        return min(
+            _information_share(
+                np.bincount(context * 9 + pair, minlength=9 * (context.max() + 1))
+            )
+            for context in self._contexts
+        )
 
 
 def _signs(values: Vector) -> Vector:
@@ -170,11 +171,15 @@ def _signs(values: Vector) -> Vector:
     return np.sign(values[:, None] - values).astype(int)
 
 
-def _mean_over(signs: Vector, pairs: Vector, weights: Vector) -> Vector:
-    """The mean sign over some pairs for each row of weights of models; NaN where there are none."""
-    products = np.einsum("ri,ij,rj->r", weights, signs * pairs, weights, optimize=True)
-    counts = np.einsum("ri,ij,rj->r", weights, pairs.astype(float), weights, optimize=True)
-    return np.divide(products, counts, out=np.full(len(weights), np.nan), where=counts > 0)
+def _mean_of_all(signs: Vector, weights: Vector) -> Vector:
+    """The mean sign over all pairs of different models for each row of their weights."""
+    products = ((weights @ signs) * weights).sum(1)
+    return _ratio(products, weights.sum(1) ** 2 - (weights**2).sum(1))
+
+
+def _ratio(sums: Vector, counts: Vector) -> Vector:
+    """Sums by counts; NaN where nothing was counted."""
+    return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
 def _correlation(x: Vector, y: Vector, weights: Vector) -> Vector:
@@ -184,23 +189,22 @@ def _correlation(x: Vector, y: Vector, weights: Vector) -> Vector:
     mx, my = share @ x, share @ y
     sizes = (share @ x**2 - mx**2) * (share @ y**2 - my**2)
     products = share @ (x * y) - mx * my
-    return np.divide(
-        products, np.sqrt(np.abs(sizes)), out=np.full(len(share), np.nan), where=sizes > 0
-    )
+    return _ratio(products, np.sqrt(np.maximum(sizes, 0)))
 
 
-def _interval(resampled: Vector) -> Interval:
+def interval(resampled: Vector) -> Interval:
     """The first number, with the quantiles of the others."""
     tail = 50 * (1 - LEVEL)
     others = resampled[1:][np.isfinite(resampled[1:])]
     if not others.size or not math.isfinite(resampled[0]):
-        return _UNDEFINED
+        return UNDEFINED
     low, high = np.percentile(others, [tail, 100 - tail])
     return Interval(float(resampled[0]), float(low), float(high))
 
 
 def _information_share(counts: Vector) -> float:
-    """I(a; b | c) / H(b | c) of counts (c, a, b); 0 where b is known from c."""
+    """I(a; b | c) / H(b | c) of counts (c a b); 0 where b is known from c."""
+    counts = counts.reshape(-1, 3, 3)
     entropy = _entropy(counts.sum(1)) - _entropy(counts.sum((1, 2)))  # H(b | c)
     joint = _entropy(counts) - _entropy(counts.sum(2))  # H(b | a, c)
     return float(max(entropy - joint, 0) / entropy) if entropy > 1e-12 else 0.0
