@@ -103,6 +103,7 @@ def _networks(data: DataSet, change: Mapping[str, Any]) -> Grid:
         for rate in rates:
             for batch in _BATCHES:
                 own = {**_fixed(data), "network": network, "learning_rate": rate, **change}
+                own["layers"] = _last(network, dropout="dropout" in change)
                 if not change and rate == rates[0] and batch == _BATCHES[0]:
                     own["details"] = ["halves", "stress"]
                 whole += Grid(batch_size=batch, **own)
@@ -116,6 +117,12 @@ def _sizes(data: DataSet) -> list[str]:
         for depth in _DEPTHS
         for width in _WIDTHS
     ]
+
+
+def _last(network: str, *, dropout: bool) -> str:
+    """The last layer, for the duality: that of others takes eigenvectors of thousands of weights."""
+    hidden = network.count("-") - 1
+    return str(1 + hidden * (3 if dropout else 2))  # behind inputs, ReLUs and dropout
 
 
 def _fixed(data: DataSet) -> dict[str, Any]:
