@@ -27,6 +27,7 @@ from lowland.studies.study import Study
 from lowland.sweep import Grid, run
 
 MEASURES = ["weight_norm", "trace", "path_norm", "near_zero_share", "gradient_variance"]
+MEASURES += ["pac_bayes_magnitude", "vc_dimension"]
 
 
 def small():
@@ -37,7 +38,7 @@ def small():
         "network": ["64-8-10", "64-16-10"],
         "learning_rate": [0.05, 0.2],
         "stop_loss": 0.1,
-        "max_epochs": 200,
+        "max_epochs": 400,
         "measures": MEASURES,
     }
     return Grid(**common, batch_size=5, details=["halves", "stress"]) + Grid(

@@ -96,8 +96,8 @@
       cells.worst.title = whole ? rank.worst_where : "";
       put(cells.information, whole ? rank.information : null,
         rank.information === null ? "" : rank.information.toFixed(3));
-      if (whole) withInterval(cells.picked, entry.picked, 100);
-      else put(cells.picked, null, "");
+      if (whole) withInterval(cells.picks, entry.picked, 100);
+      else put(cells.picks, null, "");
     });
     table.dispatchEvent(new Event("refilled"));
   };

@@ -8,10 +8,8 @@ from lowland import __version__
 from lowland.reference.league import GAPS, League
 from lowland.report.page import show
 
-# Statistics that the page computes anew for the networks that are chosen; the others are of all.
-_ANEW = {"granulated": "Granulated", "kendall": "Kendall", "spearman": "Spearman"}
-_ANEW |= {"pearson": "Pearson"}
-_OF_ALL = {"worst": "Worst", "information": "Information", "picked": "Picks"}
+# Statistics of each measure: the first four the page computes anew for the networks chosen.
+_COLUMNS = ("granulated", "kendall", "spearman", "pearson", "worst", "information", "picks")
 
 
 def render_league(league: League) -> str:
@@ -28,8 +26,7 @@ def render_league(league: League) -> str:
         choices=choices,
         gaps=GAPS,
         models=len(league.settings["data"]),
-        anew=_ANEW,
-        of_all=_OF_ALL,
+        columns=_COLUMNS,
         families=sorted({entry.family for entry in league.entries}),
     )
 

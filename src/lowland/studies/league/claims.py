@@ -46,4 +46,3 @@ def picks_better(name: str) -> Test:
         return finding(*astuple(picked), unit, below(0.0), note, percent=True)
 
     return test
-

@@ -120,7 +120,7 @@ def _sizes(data: DataSet) -> list[str]:
 
 
 def _last(network: str, *, dropout: bool) -> str:
-    """The last layer, for the duality: that of others takes eigenvectors of thousands of weights."""
+    """The last layer, for the duality: others would take eigenvectors of thousands of weights."""
     hidden = network.count("-") - 1
     return str(1 + hidden * (3 if dropout else 2))  # behind inputs, ReLUs and dropout
 

@@ -103,7 +103,7 @@ class Models:
 
     @cached_property
     def _alone(self) -> dict[str, tuple[Vector, Vector]]:
-        """For each setting the pairs of models, once each, that differ in it and in nothing else."""
+        """For each setting the pairs of models, once each, that differ in it and nothing else."""
         differ = {name: codes[:, None] != codes for name, codes in self._codes.items()}
         count = sum(differ.values(), np.zeros((len(self.gaps),) * 2, dtype=int))
         once = np.triu(count == 1)
@@ -159,9 +159,7 @@ class Models:
         everywhere = ~np.eye(len(self.gaps), dtype=bool)
         pair = 3 * order[everywhere] + _signs(self.gaps)[everywhere] + 4
         return min(
-            _information_share(
-                np.bincount(context * 9 + pair, minlength=9 * (context.max() + 1))
-            )
+            _information_share(np.bincount(context * 9 + pair, minlength=9 * (context.max() + 1)))
             for context in self._contexts
         )
 

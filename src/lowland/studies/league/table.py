@@ -118,9 +118,7 @@ def fooled(runs: Runs, name: str) -> bool | None:
 
     None where it was not tried, or too noisy to say.
     """
-    verdicts = Counter(
-        row.get(f"stress.{name}.{by}") for row in runs.rows for by in _RESCALINGS
-    )
+    verdicts = Counter(row.get(f"stress.{name}.{by}") for row in runs.rows for by in _RESCALINGS)
     if verdicts["moved"]:
         return True
     return False if verdicts["same"] else None
