@@ -1,10 +1,9 @@
 """Tests of what is said of measures, over all networks of the league. No torch."""
 
-from dataclasses import astuple
-
+from lowland.reference.league import Interval
 from lowland.studies.claims import Test
 from lowland.studies.evidence import Runs
-from lowland.studies.intervals import above, below, finding, nothing
+from lowland.studies.intervals import Region, above, below, finding, nothing
 from lowland.studies.study import Finding
 
 
@@ -23,7 +22,7 @@ def predicts(name: str, direction: int) -> Test:
             return nothing(unit, f"{len(runs)} networks reached their training loss")
         models = Models(gap_of(runs, "gap"), settings_of(runs))
         rank = models.rank(direction * runs.column(name))
-        return finding(*astuple(rank.granulated), unit, above(0.0), f"{rank.models} networks")
+        return _finding(rank.granulated, unit, above(0.0), f"{rank.models} networks")
 
     return test
 
@@ -43,6 +42,12 @@ def picks_better(name: str) -> Test:
             return nothing(unit, f"{len(runs)} networks reached their training loss")
         picked = choices_of(runs).judge(runs.column(name))
         note = f"{CANDIDATES} candidates of one data set"
-        return finding(*astuple(picked), unit, below(0.0), note, percent=True)
+        return _finding(picked, unit, below(0.0), note, percent=True)
 
     return test
+
+
+def _finding(
+    effect: Interval, unit: str, region: Region, note: str, *, percent: bool = False
+) -> Finding:
+    return finding(effect.value, effect.low, effect.high, unit, region, note, percent=percent)

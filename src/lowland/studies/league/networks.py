@@ -95,7 +95,7 @@ _CHEAP = [
 def _networks(data: DataSet, change: Mapping[str, Any]) -> Grid:
     """The networks on a data set with one setting changed.
 
-    What rescalings do is tried on four plain networks of each data set.
+    What rescalings do is tried on one plain network of each data set.
     """
     whole = Grid.of_runs(())
     rates = data.adam if change.get("optimizer") == "adam" else data.rates
@@ -104,7 +104,11 @@ def _networks(data: DataSet, change: Mapping[str, Any]) -> Grid:
             for batch in _BATCHES:
                 own = {**_fixed(data), "network": network, "learning_rate": rate, **change}
                 own["layers"] = _last(network, dropout="dropout" in change)
-                if not change and rate == rates[0] and batch == _BATCHES[0]:
+                if not change and (network, rate, batch) == (
+                    _sizes(data)[0],
+                    rates[0],
+                    _BATCHES[0],
+                ):
                     own["details"] = ["halves", "stress"]
                 whole += Grid(batch_size=batch, **own)
     return whole

@@ -107,7 +107,8 @@ class Models:
         differ = {name: codes[:, None] != codes for name, codes in self._codes.items()}
         count = sum(differ.values(), np.zeros((len(self.gaps),) * 2, dtype=int))
         once = np.triu(count == 1)
-        return {name: np.nonzero(matrix & once) for name, matrix in differ.items()}
+        places = {name: np.nonzero(matrix & once) for name, matrix in differ.items()}
+        return {name: (first, second) for name, (first, second) in places.items()}
 
     @cached_property
     def _drawn(self) -> dict[str, Vector]:
