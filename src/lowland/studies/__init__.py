@@ -32,8 +32,8 @@ __all__ = [
 PAPERS = {
     "feng-tu": "Feng and Tu, The activity-weight duality in feed forward neural networks",
     "tsuzuku": "Tsuzuku, Sato and Sugiyama, Normalized Flat Minima",
-    "league": "The league table: which measure predicts the gap",
     "output-dual": "Claims of Feng and Tu by the output-level dual, and in other networks",
+    "league": "The league table: which measure predicts the gap",
 }
 
 STUDIES: dict[str, Study]  # by name, made when first asked for: workers come for a network only
