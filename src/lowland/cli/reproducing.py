@@ -146,7 +146,8 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
         _check_ours(written[-1], [figure.name for figure in figures])
         for figure in figures:
             shutil.copyfile(figure, folder / figure.name)
-        write_file(written[-1], page(own, PAPERS.get(paper, own[0].title)))
+        title = own[0].title if own[0].name == paper else paper
+        write_file(written[-1], page(own, PAPERS.get(paper, title)))
     return written
 
 

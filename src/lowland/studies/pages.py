@@ -154,6 +154,8 @@ def _section(outcome: Outcome) -> str:
         lines.append(_table(counted, outcome.readings))
     if others:
         lines += ["Not counted:", _table(others, outcome.readings)]
+    if outcome.annex:
+        lines.append(outcome.annex)
     lines += [_folded(outcome), f"- command: `{outcome.command}`"]
     return "\n\n".join(lines)
 
