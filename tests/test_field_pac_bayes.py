@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import lowland as ll
 from lowland.studies.evidence import Runs
@@ -19,6 +20,26 @@ def test_random_labels_are_coins_and_true_ones_halves_of_the_digits():
     assert set(coins.tolist()) == {0, 1}
     assert abs(float(coins.double().mean()) - 0.5) < 0.07  # 4.4 standard deviations
     assert len(coins) == 1000
+
+
+@pytest.mark.slow
+def test_a_trial_has_the_bound_of_the_formula_from_its_parts():
+    """By a search over all p: the largest with a kl(q || p) that KL and the union bound allow."""
+    numbers = pac_bayes.trial({"width": 4, "per_class": 20, "labels": "true"}, seed=0)
+    m, draws = numbers["samples"], 1000
+    assert (m, numbers["converged"]) == (200, True)
+
+    def inverse(q, c):
+        grid = np.linspace(q, 1 - 1e-9, 2_000_001)
+        kl = q * np.log(q / grid) + (1 - q) * np.log((1 - q) / (1 - grid))
+        return grid[kl <= c][-1]
+
+    q = inverse(numbers["posterior_train_error"], np.log(2 / 0.01) / draws)
+    j = 100 * np.log(0.1 / numbers["prior_variance"])
+    cost = numbers["kl"] + 2 * np.log(j) + np.log(np.pi**2 * m / (6 * 0.025))
+    cost /= m - 1
+    assert numbers["pac_bayes_optimised"] == pytest.approx(inverse(q, cost), abs=1e-5)
+    assert numbers["relaxed"] == pytest.approx(q + np.sqrt(cost / 2), abs=1e-5)
 
 
 def world(true=0.4, random=1.2, kl=(500, 2000)):

@@ -30,6 +30,7 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         "posterior_train_error": optimised.parts["train_error_of_Q"],
         "kl": optimised.parts["kl"],
         "relaxed": optimised.parts["relaxed"],
+        "prior_variance": optimised.parts["lambda"],
         "samples": problem.count(),
         "converged": training.converged,
     }
