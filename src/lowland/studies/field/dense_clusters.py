@@ -35,7 +35,9 @@ def _against_annealing(method: str, column: str, sign: int) -> Test:
 STUDY = Study(
     name="dense-clusters",
     title="Solutions of a binary perceptron: isolated ones, and dense regions",
-    grid=trials(_TRIAL, method=_METHODS, load=[0.2, _LOAD], weights=201, sweeps=150, seed=range(10)),
+    grid=trials(
+        _TRIAL, method=_METHODS, load=[0.2, _LOAD], weights=201, sweeps=150, seed=range(10)
+    ),
     quick=trials(_TRIAL, method=_METHODS, load=_LOAD, weights=101, sweeps=100, seed=range(4)),
     panels=(
         Scatter(

@@ -129,17 +129,17 @@ STUDY = Study(
         ),
         Claim(
             "The same holds of the trace.",
-            "Section 4.2: it is at least the spectral norm, at a minimum",
+            "Theorem 4: at a minimum it is no less than the spectral norm",
             _rescaled(at_least(_powers("trace"), 2.0)),
         ),
         Claim(
             "The same holds of the worst rise of the loss in a ball.",
-            "Section 4.3: epsilon-sharpness can be manipulated in the same way",
+            "on epsilon-sharpness: it can be manipulated in the same way",
             _rescaled(at_least(_powers("ball_sharpness"), 2.0)),
         ),
         Claim(
             "The network of the smaller gap can be made the sharper one.",
-            "Section 1: sharp minima can generalise",
+            "the title: sharp minima can generalise",
             larger(
                 "largest_eigenvalue",
                 {**_CLEAN, "factor": 100.0},
@@ -160,7 +160,7 @@ STUDY = Study(
         ),
         Claim(
             "The function is the same: outputs change by less than a millionth.",
-            "Section 3: observationally equivalent",
+            "the two parameters are observationally equivalent",
             at_least(exactness, 6.0),
             kind="check",
         ),

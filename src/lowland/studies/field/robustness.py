@@ -87,7 +87,7 @@ STUDY = Study(
         ),
         Claim(
             "The flatter by the trace, the smaller the geometric complexity.",
-            "Dherin et al., Sec. 5: what makes minima flat makes it small, and the other way round",
+            "Dherin et al.: what makes minima flat makes it small, and the other way round",
             _goes_with("geometric_complexity", at_least=0.5),
         ),
         Claim(

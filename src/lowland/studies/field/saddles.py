@@ -63,22 +63,22 @@ STUDY = Study(
         ),
         Claim(
             "Minima have a lower loss than saddles.",
-            "Choromanska et al., Sec. 4: critical points of low index lie in the lowest band",
+            "Choromanska et al.: critical points of low index lie in the lowest band",
             larger("loss", {"minimum": False}, {"minimum": True}),
         ),
         Claim(
             "Eigenvalues are spread as a semicircle: their fourth moment is 2, within a half.",
-            "Dauphin et al., Sec. 2: Wigner's law, moved by the error, in a Gaussian field",
+            "Dauphin et al.: Wigner's law, moved by the error, in a Gaussian field",
             between("fourth_moment", 1.5, 2.5),
         ),
         Claim(
             "A semicircle of the same mean and variance tells the index to a quarter.",
-            "Dauphin et al., Sec. 2: the index follows from how far the semicircle moved",
+            "Dauphin et al.: the index follows from how far the semicircle moved",
             between(index_over_prediction, 0.75, 1.25),
         ),
         Claim(
             "A tenth of the eigenvalues or more lies near zero, within 1 % of the largest.",
-            "Dauphin et al., Sec. 3: unlike in theory, many eigenvalues are near zero",
+            "Dauphin et al., Fig. 1: unlike in theory, many eigenvalues are near zero",
             between("near_zero", 0.1, 1.0),
         ),
     ),
