@@ -117,7 +117,6 @@ STUDY = Study(
         Scatter(
             *("normalized_sharpness", "gap", "normalized sharpness", "gap"),
             by=labels,
-            log="x",
             line=False,
         ),
     ),
