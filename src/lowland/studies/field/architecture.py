@@ -89,7 +89,7 @@ STUDY = Study(
             ("total_g", "$T_g$"),
             ("total_w", "$T_w$"),
             ("basin", "drawn width"),
-            ("roughness", "roughness of the drawn surface"),
+            ("roughness", "drawn roughness"),
             ("test_error", "test error"),
         )
     ),
@@ -97,7 +97,7 @@ STUDY = Study(
     differences=(
         "The overview names no setting. Ours: dense networks of a first layer and three more of 32 "
         "units (wide: 128) on 500 images of MNIST, trained by SGD (rate 0.05, batches of 25) to a "
-        "loss of 0.02 (stopped early: 0.2), six realisations. Decay is 5e-4 times the sum of "
+        "loss of 0.02 (stopped early: 0.2), six realisations. Decay is 1e-3 times the sum of "
         "squared weights all along; dropout is 0.2 behind each of the three; normalisation stands "
         "before their ReLU.",
         "The gap is decomposed in the first of the three layers, by the output-level dual, which "
