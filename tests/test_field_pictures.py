@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from lowland.studies import tower
 from lowland.studies.evidence import Runs
 from lowland.studies.field.pictures import STUDY
-from lowland.studies.tower import Tower, residual_cifar, residual_mnist
+from lowland.studies.tower import Tower
 from lowland.studies.trials.pictures import RISE, basin, drawn, roughness, trained, trial
 
 
@@ -49,20 +50,31 @@ def test_roughness_is_the_share_of_negative_curvature(height, rough):
 def test_a_tower_with_zero_branches_is_its_stem_and_head():
     torch.manual_seed(0)
     x = torch.randn(3, 1, 4, 4)
-    tower = Tower(16, 5, 4, skip=True)
+    model = Tower(16, 5, 4, skip=True)
     with torch.no_grad():
-        for layer in tower.layers:
+        for layer in model.layers:
             layer[0].weight.zero_()
-        torch.testing.assert_close(tower(x), tower.head(tower.stem(x.flatten(1)).relu()))
-        tower.skip = False
-        torch.testing.assert_close(tower(x), tower.head(torch.zeros(3, 5)))
+        torch.testing.assert_close(model(x), model.head(model.stem(x.flatten(1)).relu()))
+        model.skip = False
+        torch.testing.assert_close(model(x), model.head(torch.zeros(3, 5)))
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"), [(residual_mnist, (1, 28, 28)), (residual_cifar, (3, 32, 32))]
+    ("make", "shape", "layer"),
+    [
+        (tower.residual_mnist, (1, 28, 28), "layers.0.0"),
+        (tower.residual_cifar, (3, 32, 32), "1.layers.0.0"),
+        (tower.mlp_cifar, (3, 32, 32), "4"),
+        (tower.lenet_mnist, (1, 28, 28), "9"),
+        (tower.lenet_cifar, (3, 32, 32), "9"),
+    ],
 )
-def test_residual_towers_take_their_images(make, shape):
-    assert make()(torch.zeros(2, *shape)).shape == (2, 10)
+def test_small_networks_take_their_images_and_have_a_layer_of_the_paper_s_size(make, shape, layer):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make()
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+    assert dict(model.named_parameters())[f"{layer}.weight"].shape == (30, 30)
 
 
 SMALL = {

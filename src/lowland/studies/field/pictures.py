@@ -127,16 +127,16 @@ STUDY = Study(
                 {"roughness": "roughness", "width": "basin", "test error": "test_error"},
                 "of the drawn surface",
                 where={"norm": "batch", "skip": skip},
-                title=f"with{'' if skip else 'out'} skip connections",
+                title="skip connections" if skip else "no skip connections",
             )
             for skip in (False, True)
         ),
         *(
             Spectrum(
-                *("profile", "depth", "training loss"),
+                *("profile", "depth", "loss on a line of 21 points"),
                 log="y",
                 where={"norm": "batch", "skip": skip},
-                title=f"a line, with{'' if skip else 'out'} skip connections",
+                title="skip connections" if skip else "no skip connections",
             )
             for skip in (False, True)
         ),

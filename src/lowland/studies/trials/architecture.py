@@ -16,7 +16,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "skip": {"skip": True},
     "wide": {"width": 4},
     "dropout": {"dropout": 0.2},
-    "decay": {"decay": 5e-4},
+    "decay": {"decay": 1e-3},
     "stopped early": {"stop_loss": 10},
 }
 _FACTORS = ("width", "stop_loss")  # settings that a kind multiplies
