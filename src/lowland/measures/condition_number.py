@@ -9,10 +9,13 @@ from lowland.curvature import (
 from lowland.curvature import (
     rounding,
 )
+from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
+
+_ROUNDING = 100  # of outputs and losses, in that of products
 
 
 @register(
@@ -45,18 +48,17 @@ def _is_blind_to_shifts(problem: Problem) -> bool:
     matrices = [name for name, p in problem.params.items() if p.ndim == 2]
     if not matrices or problem.sharded:
         return False
-    name, weight = matrices[-1], problem.params[matrices[-1]]
+    name, weight = matrices[-1], problem.params[matrices[-1]].to(problem.dtype)
     row = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
     row *= weight.norm() / len(weight) ** 0.5 / row.norm()
     only_first = torch.zeros_like(weight)
     only_first[0] = row
-    shifted, typical = 0.0, 0.0
+    squares = torch.zeros(2, dtype=torch.float64, device=problem.device)  # of changes of losses
     with problem.measuring(), torch.no_grad():
         for batch in problem.batches():
             losses = problem.batch_losses(batch)
-            all_rows, one_row = (
-                float((problem.batch_losses(batch, {name: weight + rows}) - losses).abs().max())
-                for rows in (row, only_first)
-            )
-            shifted, typical = max(shifted, all_rows), max(typical, one_row)
-    return shifted <= rounding(problem.dtype) ** 0.5 * typical
+            for i, rows in enumerate((row, only_first)):
+                moved = problem.batch_losses(batch, {name: weight + rows})
+                squares[i] += (moved - losses).double().square().sum()
+    shifted, typical = total(squares).sqrt()
+    return bool(shifted <= _ROUNDING * rounding(problem.dtype) * typical)
