@@ -127,6 +127,6 @@ def chosen_measures(names: Sequence[str] | str | None) -> dict[str, Measure]:
             chosen[name] = measures[name]
         else:
             near = difflib.get_close_matches(name, (*measures, *GROUPS), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"no measure named {name!r}; there are {', '.join(measures)}{hint}")
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(measures)}"
+            raise InputError(f"no measure named {name!r}; {hint}")
     return chosen
