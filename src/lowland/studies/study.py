@@ -30,6 +30,7 @@ class Finding:
     bottom: float | None = None  # the claim holds if the effect is not below this
     top: float | None = None  # and not above this
     percent: bool = False  # whether the effect is a share, to be told in per cent
+    over: str = "seeds"  # what the interval is over
 
 
 @dataclass(frozen=True)
