@@ -59,7 +59,7 @@ class Reading:
 class Annex:
     """What a study has beside figure and claims: Markdown for its page, and files by their names.
 
-    The names begin with that of the study and a dot, as those of its figure do.
+    A page that goes beside the Markdown is called by the name of the study and ``-table.html``.
     """
 
     text: str

@@ -57,7 +57,7 @@ def _annex(runs: Runs, command: str) -> Annex:
 
     verdicts = {claim.text: claim.test(runs) for claim in _CLAIMS if claim.kind == "claim"}
     table = league(runs, command, verdicts)
-    return Annex(told(table), {"league.html": render_league(table)})
+    return Annex(told(table), {"league-table.html": render_league(table)})
 
 
 STUDY = Study(
