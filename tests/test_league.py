@@ -223,14 +223,14 @@ def test_the_study_has_a_table_and_a_page(store, tmp_path):
     study = Study(**{**vars(STUDY), "grid": small(), "quick": small(), "claims": STUDY.claims[2:3],
                      "panels": STUDY.panels[1:2]})  # fmt: skip
     outcome = reproduce(study, store, executor="serial")
-    html = (store / outcome.folder / "league.html").read_text(encoding="utf-8")
+    html = (store / outcome.folder / "league-table.html").read_text(encoding="utf-8")
     assert "<h1>Which measure predicts the gap</h1>" in html
     assert len(html) < 3e6
     text = page(outcomes(store))
     assert "8 networks on digits, all trained to a loss of 0.1" in text
     assert "| Path norm | " in text
     assert "| Hessian trace&ensp;⚠ | " in text
-    assert "(league.html)" in text
+    assert "(league-table.html)" in text
     assert "The larger the path norm, the larger the gap." in text
 
 

@@ -36,6 +36,7 @@ def made() -> League:
             title=name,
             family="curvature" if i else "norms",
             sign=-1 if i else 1,
+            tested=False,
             fooled=not i,
             gradients=2.0 if i else None,
             ranks={g: Models(y, settings).rank((-1 if i else 1) * x) for g, y in gaps.items()},

@@ -38,6 +38,7 @@ class Entry:
     title: str
     family: str
     sign: Literal[1, -1]  # -1 where a lower value is the sharper one: ranks are of its negative
+    tested: bool  # whether it reads test data, so that it describes the gap and predicts nothing
     fooled: bool | None  # whether a rescaling of the same function moved it; None: not known
     gradients: float | None  # what it costs, in the median
     ranks: dict[str, Rank]  # by the gap that is predicted

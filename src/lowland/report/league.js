@@ -10,12 +10,13 @@
   const pick = (name) => document.querySelector(`select[data-${name}]`);
   const filters = [...document.querySelectorAll("select[data-setting]")];
 
-  // Pairs of networks that differ in one setting alone, with its name.
+  // Pairs of networks that differ in one setting alone, with its name; neither seeds nor data sets
+  // are for the one who trains to choose.
   const alone = [];
   for (let i = 0; i < count; i++)
     for (let j = i + 1; j < count; j++) {
       const differ = names.filter((name) => settings[name][i] !== settings[name][j]);
-      if (differ.length === 1 && differ[0] !== "seed") alone.push([i, j, differ[0]]);
+      if (differ.length === 1 && !["seed", "data"].includes(differ[0])) alone.push([i, j, differ[0]]);
     }
 
   const mean = (numbers) => numbers.reduce((sum, x) => sum + x, 0) / numbers.length;

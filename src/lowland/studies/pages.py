@@ -192,7 +192,7 @@ def _power(finding: Finding, realisations: int) -> str:
     inside it, the effect is the margin as far as anybody can tell.
     """
     margins = [bound for bound in (finding.bottom, finding.top) if bound is not None]
-    if finding.verdict != "undecided" or not margins or not realisations:
+    if finding.verdict != "undecided" or not margins or not realisations or finding.over != "seeds":
         return ""
     margin = min(margins, key=lambda bound: abs(finding.effect - bound))
     reach = (finding.high - finding.low) / 2

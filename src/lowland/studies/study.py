@@ -30,6 +30,7 @@ class Finding:
     bottom: float | None = None  # the claim holds if the effect is not below this
     top: float | None = None  # and not above this
     percent: bool = False  # whether the effect is a share, to be told in per cent
+    over: str = "seeds"  # what the interval is over
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Reading:
 class Annex:
     """What a study has beside figure and claims: Markdown for its page, and files by their names.
 
-    The names begin with that of the study and a dot, as those of its figure do.
+    A page that goes beside the Markdown is called by the name of the study and ``-table.html``.
     """
 
     text: str

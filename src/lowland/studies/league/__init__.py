@@ -5,6 +5,8 @@
 'league'
 """
 
+from typing import Any
+
 from lowland.studies.evidence import Runs
 from lowland.studies.league.claims import picks_better, predicts
 from lowland.studies.league.networks import STOP, grid, quick
@@ -42,6 +44,11 @@ _CLAIMS = (
 )
 
 
+def data_set(row: dict[str, Any]) -> str:
+    """The data set of a network, for the legends."""
+    return str(row["data"])
+
+
 def _annex(runs: Runs, command: str) -> Annex:
     """The table in Markdown, and the page on which it can be sorted and filtered."""
     from lowland.report import render_league
@@ -50,7 +57,7 @@ def _annex(runs: Runs, command: str) -> Annex:
 
     verdicts = {claim.text: claim.test(runs) for claim in _CLAIMS if claim.kind == "claim"}
     table = league(runs, command, verdicts)
-    return Annex(told(table), {"league.html": render_league(table)})
+    return Annex(told(table), {"league-table.html": render_league(table)})
 
 
 STUDY = Study(
@@ -59,9 +66,7 @@ STUDY = Study(
     grid=grid(),
     quick=quick(),
     panels=tuple(
-        Scatter(
-            name, "gap", label, "gap in loss", by=lambda row: str(row["data"]), log="xy", line=False
-        )
+        Scatter(name, "gap", label, "gap in loss", by=data_set, log="xy", line=False)
         for name, label in (
             ("gradient_variance", "variance of gradients"),
             ("path_norm", "path norm"),

@@ -1,5 +1,7 @@
 """Tests of what is said of measures, over all networks of the league. No torch."""
 
+from dataclasses import replace
+
 from lowland.reference.league import Interval
 from lowland.studies.claims import Test
 from lowland.studies.evidence import Runs
@@ -50,4 +52,5 @@ def picks_better(name: str) -> Test:
 def _finding(
     effect: Interval, unit: str, region: Region, note: str, *, percent: bool = False
 ) -> Finding:
-    return finding(effect.value, effect.low, effect.high, unit, region, note, percent=percent)
+    judged = finding(effect.value, effect.low, effect.high, unit, region, note, percent=percent)
+    return replace(judged, over="networks")

@@ -9,7 +9,7 @@ from typing import Any
 from lowland.sweep import Grid
 
 STOP = 0.02  # the training loss that all of them reach
-_WIDTHS, _DEPTHS, _BATCHES = (30, 60), (1, 2), (10, 25)
+_DEPTHS, _BATCHES = (1, 2), (10, 25)
 # What one network differs in from the plain one beside its learning rate, batch size, width and
 # depth. Adam has learning rates of its own.
 _CHANGES: tuple[Mapping[str, Any], ...] = (
@@ -34,6 +34,7 @@ class DataSet:
     rates: tuple[float, float]
     adam: tuple[float, float]
     max_epochs: int
+    widths: tuple[int, ...] = (30, 60)
     folder: str | None = None  # within LOWLAND_DATA; without one it comes with a package
 
     @property
@@ -61,6 +62,7 @@ DATA_SETS = (
         rates=(0.007, 0.014),
         adam=(0.0003, 0.001),
         max_epochs=1000,
+        widths=(30,),  # wider ones with as many inputs would take longer than all the others
         folder="cifar-10-batches-py",
     ),
 )
@@ -119,7 +121,7 @@ def _sizes(data: DataSet) -> list[str]:
     return [
         "-".join(map(str, (data.inputs, *[width] * depth, 10)))
         for depth in _DEPTHS
-        for width in _WIDTHS
+        for width in data.widths
     ]
 
 

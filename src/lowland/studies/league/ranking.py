@@ -35,12 +35,14 @@ class Models:
     Pairs that differ in one setting alone tell of that setting (Jiang et al. 2020, Sec. 4): the
     mean over them is the granulated Kendall coefficient along it, and the mean of these over
     settings the granulated one. Settings that realisations differ in, such as a seed, are matched
-    like the others, but tell nothing by themselves.
+    like the others, but tell nothing by themselves; nor does the data set count in the mean over
+    settings, as it is not for the one who trains to choose.
     """
 
     gaps: Vector
     settings: Mapping[str, Sequence[Any]]
     realisation: str = "seed"
+    data: str = "data"
 
     @property
     def names(self) -> list[str]:
@@ -60,7 +62,8 @@ class Models:
         order = _signs(values)
         signs = order * _signs(self.gaps)
         along = {name: self._along(name, signs) for name in self.names}
-        rows = np.array(list(along.values())).reshape(len(along), len(self._weights))
+        counted = [column for name, column in along.items() if name != self.data]
+        rows = np.array(counted).reshape(len(counted), len(self._weights))
         some = np.isfinite(rows).any(axis=0)
         granulated = np.where(some, np.nansum(rows, axis=0), np.nan)
         granulated /= np.maximum(np.isfinite(rows).sum(axis=0), 1)
@@ -83,7 +86,7 @@ class Models:
         settings = {
             name: list(itertools.compress(values, chosen)) for name, values in self.settings.items()
         }
-        return Models(self.gaps[chosen], settings, self.realisation)
+        return Models(self.gaps[chosen], settings, self.realisation, self.data)
 
     @cached_property
     def _weights(self) -> Vector:

@@ -29,6 +29,7 @@ _RESCALINGS = ("layers", "units")
 def league(runs: Runs, command: str, verdicts: Mapping[str, Finding]) -> League:
     """Judge every recorded measure but outcomes, the best first by its granulated coefficient.
 
+    Measures that read test data come last: they describe the gap rather than predict it.
     ``verdicts`` are what became of sentences about measures.
     """
     from lowland.measures import registered
@@ -55,13 +56,14 @@ def league(runs: Runs, command: str, verdicts: Mapping[str, Finding]) -> League:
                 title=measure.title,
                 family=measure.family,
                 sign=sign,
+                tested=measure.needs_test,
                 fooled=fooled(runs, name),
                 gradients=notes.costs.get(name),
                 ranks={gap: chosen.rank(sign * numbers) for gap, chosen in models.items()},
                 picked=choices.judge(sign * numbers),
             )
         )
-    entries.sort(key=lambda entry: -_number(entry.ranks["gap"].granulated.value))
+    entries.sort(key=lambda e: (e.tested, -_number(e.ranks["gap"].granulated.value)))
     return League(
         settings=settings,
         gaps={name: [_rounded(gap) or 0.0 for gap in column] for name, column in gaps.items()},

@@ -5,6 +5,7 @@ import math
 from lowland.reference.league import GAPS, Entry, Interval, League
 
 _MARK = "&ensp;⚠"  # of measures that rescalings move
+_TESTED = "&ensp;†"  # of measures that read test data
 _LEGEND = (
     "A coefficient is 1 where the sharper of two networks always has the larger gap, -1 where "
     "it never has. *Granulated*: the mean over settings of Kendall's coefficient over pairs that "
@@ -14,7 +15,8 @@ _LEGEND = (
     "chooses among networks whose validation error is within a standard error of the lowest; below "
     "0 it helps. *Gradients*: its cost. In brackets 95 % intervals by bootstrap over networks. "
     f"Measures with{_MARK} are fooled: rescaling layers or units, which leaves the function as it "
-    "is, moved them in networks of this very table."
+    f"is, moved them in networks of this very table. Those with{_TESTED} read test data: they "
+    "describe the gap rather than predict it, and stand last."
 )
 
 
@@ -27,8 +29,8 @@ def told(league: League) -> str:
         "### The table",
         f"{models} networks on {data}, all trained to a loss of {league.stop_loss:g}, differing in "
         f"{varied} ({league.left_out} more did not reach it and are left out). "
-        "[On a page of its own](league.html) the table sorts, filters by data set and setting, and "
-        "shows the scatter behind each number; it is one file that needs no network.",
+        "[On a page of its own](league-table.html) the table sorts, filters by data set and "
+        "setting, and shows the scatter behind each number; it is one file that needs no network.",
         _LEGEND,
         *(f"**By the {words}**\n\n{_table(league, gap)}" for gap, words in GAPS.items()),
     ]
@@ -40,15 +42,17 @@ def _table(league: League, gap: str) -> str:
     head += ["picks, per cent", "networks", "gradients"]
     rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     entries = [entry for entry in league.entries if math.isfinite(entry.ranks[gap].kendall.value)]
-    entries.sort(key=lambda entry: -entry.ranks[gap].granulated.value)
+    entries.sort(key=lambda entry: (entry.tested, -entry.ranks[gap].granulated.value))
     return "\n".join([*rows, *(_row(entry, gap) for entry in entries)])
 
 
 def _row(entry: Entry, gap: str) -> str:
     rank = entry.ranks[gap]
     worst = f"{rank.worst:.2f} ({rank.worst_where})" if rank.worst_where else "–"
+    negative = " (negative)" if entry.sign < 0 else ""
+    marks = (_TESTED if entry.tested else "") + (_MARK if entry.fooled else "")
     cells = [
-        entry.title + (" (negative)" if entry.sign < 0 else "") + (_MARK if entry.fooled else ""),
+        f"{entry.title}{negative}{marks}",
         *(_shown(rank.granulated), worst, f"{rank.information:.3f}"),
         *(_shown(rank.kendall), _shown(rank.spearman), _shown(rank.pearson)),
         _shown(entry.picked, 100),
