@@ -133,8 +133,9 @@
       xaxis: { ...axis(entry.title), type: wide ? "log" : "linear" },
       yaxis: axis(titles[gap]),
       font: { color: colour("--ink") }, paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)", height: 420, margin: { t: 10, r: 10 },
+      plot_bgcolor: "rgba(0,0,0,0)", margin: { t: 10, r: 10 },
       showlegend: true, legend: { orientation: "h", y: -0.25 }, hovermode: "closest",
+      modebar: { bgcolor: "rgba(0,0,0,0)" },
     }, { responsive: true, displaylogo: false, displayModeBar: "hover",
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] });
   };
