@@ -40,6 +40,7 @@ class Outcome:
     forward: Timing
     gibibytes: float | None
     date: str
+    cpu: bool  # whether times are CPU time of one thread
 
     def save(self, folder: Path) -> None:
         """Keep what was measured, so that other rows can be measured another day."""
@@ -51,6 +52,7 @@ class Outcome:
         record = {
             "workload": self.workload,
             "date": self.date,
+            "cpu": self.cpu,
             "gibibytes": self.gibibytes,
             "gradient": self.gradient.samples,
             "forward": self.forward.samples,
@@ -85,6 +87,7 @@ class Outcome:
             forward=Timing(tuple(record["forward"])),
             gibibytes=record["gibibytes"],
             date=record["date"],
+            cpu=record.get("cpu", False),
         )
 
     @property
@@ -129,8 +132,10 @@ def work_of(row: str, contestant: str) -> Callable[[], Any]:
     return prepare(chosen.workload())
 
 
-def hold(row: Row, say: Callable[[str], None], *, check_only: bool = False) -> Outcome:
-    """Check, then time, one row."""
+def hold(
+    row: Row, say: Callable[[str], None], *, check_only: bool = False, cpu: bool = False
+) -> Outcome:
+    """Check, then time, one row; in CPU time of one thread, if told so."""
     w = row.workload()
     works, warm, entries = {}, {}, {}
     ours: Any = None
@@ -174,6 +179,7 @@ def hold(row: Row, say: Callable[[str], None], *, check_only: bool = False) -> O
         forward=timings[FORWARD],
         gibibytes=peak_memory(row.name, OURS) if memory else None,
         date=str(datetime.date.today()),
+        cpu=cpu,
     )
 
 

@@ -86,13 +86,15 @@ def _ratio(o: Outcome) -> str:
     if o.value is None:
         return "none"
     memory = f", {o.gibibytes:.1f} GiB" if o.gibibytes else ""
-    return f"{o.value:.2f} gradients" if o.row.unit == "gradients" else f"{o.value:.1f} x{memory}"
+    if o.row.unit == "gradients":
+        return f"{o.value:.2f} gradients{memory}"
+    return f"{o.value:.1f} x{memory}"
 
 
 def _floor(o: Outcome) -> str:
-    if o.row.unit == "gradients":
-        return f"at most {o.row.floor:g} gradients"
     memory = f", under {o.row.gibibytes:g} GiB" if o.row.gibibytes else ""
+    if o.row.unit == "gradients":
+        return f"at most {o.row.floor:g} gradients{memory}"
     return f"{o.row.floor:g} x{memory}"
 
 
@@ -106,7 +108,8 @@ def _details(o: Outcome) -> list[str]:
     return [
         f"### {o.row.work} (`{o.row.name}`)",
         "",
-        f"{o.workload}, measured on {o.date}. One gradient takes {o.gradient}, one forward pass "
+        f"{o.workload}, measured on {o.date}{', in CPU time of one thread' * o.cpu}. "
+        f"One gradient takes {o.gradient}, one forward pass "
         f"{o.forward}. "
         f"Error: {o.row.error_is}, at most {o.row.tolerance:g}."
         + (f" {o.row.note}." if o.row.note else ""),

@@ -108,7 +108,7 @@ def test_embedded_images_stand_in_where_there_is_no_mnist(tmp_path):
 
 
 def test_studies_share_their_runs():
-    every = Grid._of(run for study in STUDIES for run in study.grid)
+    every = Grid.of_runs(run for study in STUDIES for run in study.grid)
     assert len(every) < 0.5 * sum(len(study.grid) for study in STUDIES)
     trained = {tuple(map(repr, run.training().values())) for run in every}
     # Analysed again: Fig. 3 for S11 and S4, and the plain run for the equations.
@@ -357,7 +357,9 @@ def test_a_study_on_real_runs(tmp_path):
         for run in study.quick
         if run.seed < 2 and run.batch_size < 400
     ]
-    study = dataclasses.replace(study, quick=Grid._of(small), panels=study.panels[3:6], others=())
+    study = dataclasses.replace(
+        study, quick=Grid.of_runs(small), panels=study.panels[3:6], others=()
+    )
     outcome = reproduce(study, tmp_path, quick=True, executor="serial")
     assert len(outcome.claims) == len(study.claims)
     assert all(np.isfinite(judged.findings[0].effect) for judged in outcome.claims)
@@ -371,7 +373,7 @@ def test_the_equations_on_real_runs(tmp_path):
 
     def small(grid):
         own = {"per_class": 5, "test_per_class": 3, "stop_loss": 0.5, "network": "784-8-8-10"}
-        return Grid._of(dataclasses.replace(run, **own) for run in grid if run.seed < 2)
+        return Grid.of_runs(dataclasses.replace(run, **own) for run in grid if run.seed < 2)
 
     others = tuple(dataclasses.replace(r, quick=small(r.quick)) for r in study.others)
     study = dataclasses.replace(

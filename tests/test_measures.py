@@ -16,6 +16,7 @@ from cases import CASES, dense_hessian, some_fast
 from lowland.curvature.operators import Curvature
 from lowland.errors import InputError
 from lowland.measures import Measurement, registered, stressed
+from lowland.measures.condition_number import _is_blind_to_shifts
 from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
 from lowland.measures.shared import spectrum
 from lowland.measures.sharing import sharing
@@ -332,6 +333,14 @@ def test_the_condition_number_of_a_regression_and_its_absence_elsewhere():
     row = ll.measure(problem(trained()), "condition_number")["condition_number"]
     assert row.value is None
     assert "common shift of the outputs" in row.reason
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_softmax_does_not_see_a_common_shift_of_the_outputs_and_squares_do(name, dtype):
+    for loss, blind in (("cross_entropy", True), ("mse", False)):
+        problem = CASES[name].problem(loss=loss)
+        assert _is_blind_to_shifts(problem.of(problem.copied_model().to(dtype))) == blind
 
 
 @pytest.mark.parametrize("name", ["mlp-relu", "mlp-gelu"])

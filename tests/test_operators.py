@@ -1,5 +1,9 @@
 """Products with whole-network matrices against dense oracles in float64, on every architecture."""
 
+import platform
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse.linalg
@@ -107,6 +111,10 @@ def test_graphs_that_do_not_fit_are_made_again_and_give_the_same(kind):
     V = torch.randn(kept.size, 3, dtype=torch.float64)
     torch.testing.assert_close(kept @ V, again @ V)
     torch.testing.assert_close((kept @ V)[:, 1], kept @ V[:, 1])
+    assert kept._graphs
+    kept.forget()
+    assert not kept._graphs
+    torch.testing.assert_close(kept @ V, again @ V)
 
 
 def test_a_budget_too_small_for_one_sample_is_said():
@@ -298,3 +306,30 @@ def test_a_model_that_fits_its_data_to_rounding_has_a_hessian(dtype, confidence)
     assert found.isfinite().all()
     limit = 1e-3 * expected.abs().max() + torch.finfo(dtype).eps * confidence**2
     assert (found - expected).abs().max() <= limit
+
+
+_HELD = """
+import torch
+from torch import nn
+from lowland.curvature import give_back
+from lowland.problem import Problem
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+X = torch.randn(4, 2)
+problem = Problem(nn.Linear(2, 2), train=(X, torch.arange(4) % 2))
+blocks = [torch.ones(1 << 14) for _ in range(4000)]  # 64 KiB each, 250 MiB together
+blocks = blocks[-1:]  # at the end of the heap, which therefore stays
+before = resident()
+give_back(problem)
+assert resident() > before - 50
+problem.memory = 1
+give_back(problem)
+assert resident() < before - 150
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep other things")
+def test_memory_that_was_freed_is_given_back_where_the_budget_is_exceeded():
+    subprocess.run([sys.executable, "-c", _HELD], check=True)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import lowland as ll
 import zoo
+from lowland.curvature.first_derivatives import wrong_gradients
 from lowland.problem import Problem
 
 Y = torch.arange(30) % 3
@@ -121,6 +122,43 @@ def test_gradients_that_are_not_those_of_the_loss_have_no_hessian():
     ):
         with pytest.raises(ll.InputError, match="is not that of the loss"):
             ll.hessian(Problem(model, train=(X, Y)))
+
+
+class Leaning(torch.autograd.Function):
+    """The identity, with a gradient that is a twentieth too large."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return 1.05 * g
+
+
+class DeepButOne(nn.Module):
+    """Ten layers; the gradient by one bias, of the smallest or of a common size, is wrong."""
+
+    def __init__(self, wrong: int, scale: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(10))
+        self.head, self.wrong, self.scale = nn.Linear(6, 3), wrong, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            bias = Leaning.apply(layer.bias) if i == self.wrong else layer.bias
+            x = torch.tanh(F.linear(x, 2 * layer.weight) + self.scale * bias)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("wrong", [0, 9])
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_one_wrong_gradient_among_many_is_found_by_name(wrong, scale):
+    torch.manual_seed(0)
+    problem = Problem(DeepButOne(wrong, scale), train=(torch.randn(30, 6), Y))
+    assert list(wrong_gradients(problem)) == [f"layers.{wrong}.bias"]
+    right = Problem(DeepButOne(-1, scale), train=(torch.randn(30, 6), Y))
+    assert not wrong_gradients(right)
 
 
 def test_what_a_straight_through_estimator_reaches_is_not_called_exact():

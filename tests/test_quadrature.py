@@ -92,15 +92,18 @@ def test_it_goes_on_until_settled_and_stops_at_the_end_of_the_space():
     assert block_lanczos(A, start(), 8).matvecs == 5 * PROBES
 
 
-def test_a_hopeless_run_ends_after_half_of_its_steps():
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_hopeless_run_ends_after_a_third_or_half_of_its_steps(steps):
     A = Hidden(planted(SPECTRA["outliers"].double()))
-    halves = []
-    found = block_lanczos(A, start(), 8, hopeless=lambda half: halves.append(half) or True)
-    assert found.matvecs == 4 * PROBES
-    assert torch.equal(found.nodes, halves[0].nodes)
-    expected = block_lanczos(A, start(), 4)
+    parts = []
+    found = block_lanczos(
+        A, start(), 9, hopeless=lambda part: parts.append(part) or part.matvecs >= steps * PROBES
+    )
+    assert found.matvecs == steps * PROBES
+    assert torch.equal(found.nodes, parts[-1].nodes)
+    expected = block_lanczos(A, start(), steps)
     assert torch.equal(found.nodes, expected.nodes)
-    assert block_lanczos(A, start(), 8, hopeless=lambda half: False).matvecs == 8 * PROBES
+    assert block_lanczos(A, start(), 9, hopeless=lambda part: False).matvecs == 9 * PROBES
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

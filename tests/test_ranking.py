@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lowland.studies.ranking import Models
+from lowland.studies.league.ranking import Models
 
 
 def grid(seeds=2):

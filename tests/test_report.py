@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -420,12 +421,13 @@ def test_a_rank_is_given_where_it_means_something(results: Results) -> None:
     results = changed(results, "outcome", train_loss=0.009)
     zoo = reference.zoo().comparable(results)
     losses = [model["stop_loss"] for model in zoo.models]
-    assert set(losses) == {0.01}  # others were trained further
+    assert set(losses) <= {0.01, 0.02}  # others were trained further
     assert len(losses) >= 30
     values = sorted(zoo.values["trace"])
     trace = results.measures[0]
     middle = zoo.standing(replace(trace, value=values[20], stderr=None))
-    assert middle.low == middle.high == middle.share == 20.5 / len(values)
+    below, equal = bisect_left(values, values[20]), values.count(values[20])
+    assert middle.low == middle.high == middle.share == (below + equal / 2) / len(values)
     wide = zoo.standing(replace(trace, value=values[20], stderr=values[-1]))
     assert (wide.low, wide.high) == (0, 1)
     assert zoo.standing(replace(trace, value=2 * values[-1])).words == "highest"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lowland.errors import InputError
-from lowland.studies import PAPERS, STUDIES, find
+from lowland.studies import PAPERS, STUDIES, field, find
 from lowland.studies.claims import (
     between,
     not_monotone,
@@ -249,7 +249,7 @@ def test_columns_and_arrays_do_not_mix(store, tmp_path):
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_every_study_is_told_whole(study):
     assert STUDIES[study.name] is study
-    assert study.paper in PAPERS
+    assert study.paper in PAPERS or study in field.studies()
     assert study.title
     assert study.panels
     assert study.claims
@@ -264,7 +264,8 @@ def test_studies_are_found():
     assert find("feng-tu:fig3") == [STUDIES["feng-tu:fig3"]]
     papers = {name: find(name) for name in PAPERS}
     assert all(study.paper == name for name, found in papers.items() for study in found)
-    assert find("all") == [study for found in papers.values() for study in found]
+    both = (*find("field"), *(study for found in papers.values() for study in found))
+    assert sorted(find("all"), key=id) == sorted(both, key=id)
     assert STUDIES["tsuzuku:paper"] not in find("all")  # days: only when named
     assert find("feng-tu:fig3", "feng-tu:fig2", "feng-tu:fig3") == [
         STUDIES["feng-tu:fig3"],

@@ -133,7 +133,7 @@ def test_what_does_not_fit_on_all_samples_is_measured_on_some(one_second):
 
 
 def test_a_split_that_does_not_fit_has_directions_from_some_samples(one_second):
-    results = ll.analyze(network(1), measures=["sharp_part"], budget=60).results
+    results = ll.analyze(network(1), measures=["sharp_part"], budget=20).results
     assert results.course.samples == 128
     assert results.duality.setting.route.endswith("from 128 of 512 samples")
     assert all(check.passed for check in results.checks)

@@ -312,7 +312,7 @@ BAD = {
     'data = "digits"': "takes 784 inputs, but digits has 64",
     'data = "digits"\nnetwork = "64-8-2"': "has 2 outputs, but digits needs 10",
     'data = "xor"\nnetwork = "lenet"': "lenet takes images",
-    'data = "xor"\nnetwork = "2-4-2"\nmeasures = ["tracee"]': "there is no measure 'tracee'",
+    'data = "xor"\nnetwork = "2-4-2"\nmeasures = ["tracee"]': "no measure named 'tracee'; did you",
     'data = "xor"\nnetwork = "2-4-2"\nlayers = ["9"]': "the matrices of '2-4-2' are in '1', '3'",
     'network = "nowhere:net"': "there is no module 'nowhere'",
     'data = "digits"\nnetwork = "64-8-10"\nper_class = 5000': "per_class=5000 is more than there",

@@ -20,6 +20,9 @@ def trial(settings, seed):
 
 def listed(settings, seed):
     return [1, 2]
+
+def titled(settings, seed):
+    return {"length": 1.0}
 """
 
 
@@ -79,3 +82,12 @@ def test_what_is_no_trial_is_refused(module, tmp_path):
     (reason,) = summary.failed.values()
     assert "must return a dictionary" in reason
     assert Store(tmp_path / "store").rows()[0]["status"] == "failed"
+
+
+def test_settings_of_other_runs_do_not_take_the_names_of_results(module, tmp_path):
+    store = tmp_path / "store"
+    own, other = trials(f"{module}:trial", width=2), trials(f"{module}:titled", total=7)
+    run(own + other, store, executor="serial")
+    assert Runs.of(store, own).column("total").tolist() == [1.0]
+    assert Runs.of(store, other).column("total").tolist() == [7.0]
+    assert "results.total" in Store(store).rows()[0]

@@ -11,6 +11,7 @@ from lowland.curvature import eigsh, hessian
 from lowland.errors import InputError
 from lowland.measures import constant_prediction
 from lowland.measures.shared.neighbourhood import Neighbourhood
+from lowland.measures.shared.ray import Ray
 from lowland.problem import Problem
 
 _FACTOR = math.sqrt(10)  # between two radii of the ladder
@@ -132,7 +133,7 @@ def _ascent(near: Neighbourhood, adaptive: bool) -> Callable[[float], float]:
     metric: Tensor | float = near.w.abs() + _ETA if adaptive else 1.0
     norm = (slope * metric).norm()
     direction = slope * metric**2 / norm if norm > 0 else slope
-    return lambda rho: near.loss(rho * direction)
+    return Ray(near, direction).loss
 
 
 def _crossing(loss_at: Callable[[float], float], level: float) -> float:

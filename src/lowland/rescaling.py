@@ -9,7 +9,8 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +27,12 @@ By = Literal["layers", "units", "norms", "split", "outputs"]
 _SWEEPS = 1000
 # Samples on which each joint is tried before all of them together are tried on all.
 TRIED = 256
+_AT_FIRST = 4  # of them: most of what is no joint shows at once
 # Joints are tried with factors between 1/30 and 30: what is nearly linear near 0, as tanh, is not
 # there. If larger factors are asked for, with those.
 _REACH = 30.0
+
+_JOINTS: "WeakKeyDictionary[Problem, dict[Any, list[Joint]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -282,14 +286,24 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
 def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
     """All joints whose units can be rescaled; each was tried on some samples.
 
-    Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``.
+    Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``. They are
+    looked for once, as long as the weights stay the same.
     """
-    few = problem.first(TRIED)
+    weights = tuple((p.data_ptr(), p._version) for p in problem.params.values())
+    every, case = _JOINTS.setdefault(problem, {}), (reach, weights)
+    if case not in every:
+        every[case] = _found_joints(problem, reach)
+    return every[case]
+
+
+def _found_joints(problem: Problem, reach: float) -> list[Joint]:
     generator = torch.Generator(device=problem.device).manual_seed(0)
     holding = []
     order = _order(problem)
     with problem.measuring(), torch.no_grad():
-        outputs = problem.outputs(few.inputs)
+        inputs = [problem.first(count).inputs for count in (_AT_FIRST, TRIED)]
+        outputs = [problem.outputs(some) for some in inputs]
+        limit = torch.finfo(problem.dtype).eps ** 0.5 * outputs[-1].abs().max()
         for source, target in pairwise(order):
             if not target.is_matrix or not _fits(source, target):
                 continue
@@ -297,9 +311,11 @@ def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
             scale = reach ** torch.empty(
                 joint.units, device=problem.device, dtype=problem.dtype
             ).uniform_(-1, 1, generator=generator)
-            tried = problem.outputs(few.inputs, joint.rescaled(problem.params, scale))
-            limit = torch.finfo(problem.dtype).eps ** 0.5 * outputs.abs().max()
-            if (tried - outputs).abs().max() <= limit:
+            params = joint.rescaled(problem.params, scale)
+            if all(
+                (problem.outputs(some, params) - before).abs().max() <= limit
+                for some, before in zip(inputs, outputs, strict=True)
+            ):
                 holding.append(joint)
     return holding
 

@@ -139,14 +139,15 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
             path
             for outcome in own
             for facts in outcome.readings
-            for pattern in (f"{facts.file}.*", f"{facts.file}-runs.csv")
-            for path in (store / outcome.folder).glob(pattern)
+            for ending in (".png", ".svg", ".csv", "-runs.csv")
+            if (path := store / outcome.folder / f"{facts.file}{ending}").exists()
         ]
         written.append(folder / f"{paper}.md")
         _check_ours(written[-1], [figure.name for figure in figures])
         for figure in figures:
             shutil.copyfile(figure, folder / figure.name)
-        write_file(written[-1], page(own, PAPERS.get(paper, own[0].title)))
+        title = own[0].title if own[0].name == paper else paper
+        write_file(written[-1], page(own, PAPERS.get(paper, title)))
     return written
 
 

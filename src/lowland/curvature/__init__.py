@@ -17,7 +17,7 @@ from lowland.curvature.layer_search import (
     outputs_of_a_sample,
     parameters,
 )
-from lowland.curvature.memory import samples_within
+from lowland.curvature.memory import give_back, samples_within
 from lowland.curvature.operator import Dense, Operator, columns_within
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
 from lowland.curvature.precision import rounding
@@ -62,6 +62,7 @@ __all__ = [
     "fisher_moments",
     "frobenius_norm",
     "ggn",
+    "give_back",
     "gradients",
     "hessian",
     "joint_diagonals",

@@ -19,6 +19,7 @@ from lowland.problem import Problem
 _ADDED = 16  # samples whose gradients must add up
 # Relative to the weights. A long one meets kinks, a short one rounding: one must agree.
 _STEPS = (1e-5, 1e-4, 1e-6, 1e-3)
+_COMPARABLE = 1e-3  # a slope, as a share of the largest one, that can be compared together with it
 
 _ANOTHERS = (
     "has a gradient in torch that is not that of the loss (a straight-through estimator, something "
@@ -75,21 +76,62 @@ def _refuted(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) -> lis
     except (RuntimeError, NotImplementedError):
         return None
     generator = torch.Generator(device=problem.device).manual_seed(1)
-    refuted = []
+    comparison = _Comparison(scalar, params)
     for name, p, g in zip(params, params.values(), slopes, strict=True):
         noise = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
-        v = noise * (g != 0)
-        slope, allowed = float((g * v).sum()), 1e-2 * float(g.norm())
+        comparison.add(name, g, noise * (g != 0))
+    return comparison.refuted()
+
+
+class _Comparison:
+    """Slopes of a function by differences, along a direction of each parameter."""
+
+    def __init__(self, scalar: Scalar, params: dict[str, Tensor]) -> None:
+        self._scalar, self._params = scalar, params
+        self._moves: dict[str, Tensor] = {}  # of a step of 1
+        self._slopes: dict[str, float] = {}
+        self._allowed: dict[str, float] = {}  # how far differences may be from these
+
+    def add(self, name: str, gradient: Tensor, v: Tensor) -> None:
+        """A parameter, torch's gradient by it, and the direction to move it in."""
+        length = (1 + float(self._params[name].norm())) / max(float(v.norm()), 1e-300)
+        self._moves[name] = v * length
+        self._slopes[name] = float((gradient * self._moves[name]).sum())
+        self._allowed[name] = 1e-2 * float(gradient.norm()) * length
+
+    def refuted(self) -> list[str]:
+        """The parameters by which differences give another slope.
+
+        First most of them move together, each by so much that its error would show as that of any
+        other: if none shows, all are right. Otherwise, and for those of the smallest slopes, each
+        moves alone.
+        """
+        largest = max(self._allowed.values())
+        together = {n: a for n, a in self._allowed.items() if a > _COMPARABLE * largest}
+        alone = dict(self._allowed)
+        if together:
+            least = min(together.values())
+            if self._agree({name: least / a for name, a in together.items()}, least):
+                alone = {name: a for name, a in alone.items() if name not in together}
+        return [name for name, a in alone.items() if not self._agree({name: 1.0}, a)]
+
+    def _agree(self, shares: dict[str, float], allowed: float) -> bool:
+        """Whether a difference along shares of the moves, together, is the slope along them."""
+        slope = sum(share * self._slopes[name] for name, share in shares.items())
         for step in _STEPS:
-            h = step * (1 + float(p.norm())) / max(float(v.norm()), 1e-300)
             with torch.no_grad():
-                ends = [float(scalar({**params, name: p + sign * h * v})) for sign in (1, -1)]
-            rounding = 1e-12 * (1 + abs(ends[0])) / h
-            if abs(slope - (ends[0] - ends[1]) / (2 * h)) <= allowed + rounding:
-                break
-        else:
-            refuted.append(name)
-    return refuted
+                ends = [float(self._scalar(self._moved(shares, sign * step))) for sign in (1, -1)]
+            rounding = 1e-12 * (1 + abs(ends[0])) / step * min(shares.values())
+            if abs(slope - (ends[0] - ends[1]) / (2 * step)) <= allowed + rounding:
+                return True
+        return False
+
+    def _moved(self, shares: dict[str, float], step: float) -> dict[str, Tensor]:
+        moved = {
+            name: torch.add(self._params[name], self._moves[name], alpha=step * share)
+            for name, share in shares.items()
+        }
+        return {**self._params, **moved}
 
 
 def _not_added(problem: Problem, params: dict[str, Tensor]) -> list[str]:

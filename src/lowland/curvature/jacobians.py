@@ -75,15 +75,22 @@ def _is_right(problem: Problem, middle: Outputs, batch: Batch, params: dict[str,
         backs = product.back_from(u)
         sizes = [float(back.norm()) * back.numel() ** 0.5 for back in backs]
         rounding = _ROUNDING * max(sizes)  # all that is left of a bias before a normalisation
-        for name, back, size in zip(params, backs, sizes, strict=True):
-            v = [_noise(p) * (other == name) for other, p in params.items()]
+        allowed = [_ALIKE * size + rounding for size in sizes]
+
+        def agree(shares: list[float]) -> bool:
+            """Whether both ways give the same along shares of a random direction, to 1."""
+            v = [share * _noise(p) for share, p in zip(shares, params.values(), strict=True)]
             forwards = float((u * product.along(v)).sum())
-            backwards = float((_noise(back) * back).sum())
-            if abs(forwards - backwards) > _ALIKE * size + rounding:
-                return False
+            backwards = sum(float((d * back).sum()) for d, back in zip(v, backs, strict=True))
+            return abs(forwards - backwards) <= (1 if rounding else 0)
+
+        # Together first, each parameter by so much that its error would show as that of any other.
+        shares = [1 / each if each else 1.0 for each in allowed]
+        return agree(shares) or all(
+            agree([share * (i == j) for j, share in enumerate(shares)]) for i in range(len(shares))
+        )
     except (RuntimeError, NotImplementedError):
         return False
-    return True
 
 
 def check_output_differences(

@@ -148,6 +148,10 @@ class Curvature(ABC):
                 self._graphed = samples
             yield product
 
+    def forget(self) -> None:
+        """Free the memory of all that is kept between products; the next one makes it again."""
+        self._graphs, self._graphed = [], 0
+
     def _shaped(self, v: Tensor) -> list[Tensor]:
         return [
             part.view_as(p)

@@ -97,8 +97,8 @@ def block_lanczos(
         settled: called with nodes and residuals from then on; the run goes on until it returns
             true,
         max_steps: or there were so many.
-        hopeless: called with what there is after half of the steps; the run ends if it returns
-            true.
+        hopeless: called with what there is after a third and after half of the steps; the run ends
+            if it returns true.
     """
     n, probes = A.size, start.shape[1]
     Q = torch.linalg.qr(start.to(A.device, A.dtype)).Q
@@ -136,7 +136,7 @@ def block_lanczos(
         Q, B = _remaining(W.T, precision(A) * norm)
         if not len(B) or basis.count + len(B) > n or taken >= most:
             break
-        if taken == steps // 2 and hopeless(quadrature()):
+        if taken in (steps // 3, steps // 2) and hopeless(quadrature()):
             break
         if taken >= steps:
             nodes, Y = torch.linalg.eigh(T)

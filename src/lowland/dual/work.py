@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from lowland.budget import Work
 from lowland.curvature import Kind, Layer, layers, outputs_of_a_sample
 from lowland.dual.basis import ALL_DIRECTIONS, LEADING, route
-from lowland.dual.flatness import CROSSINGS, block_of
+from lowland.dual.flatness import CROSSING, LINES, lines_of
 from lowland.dual.least_norm import FLOW, TOWARDS
 from lowland.dual.matching import MATCHED
 from lowland.dual.output_shifts import AGAIN, AGAIN_STARTS
@@ -48,10 +48,11 @@ def split_work(
         work += Work(sample_flops=(20 if details else 8) * pairs * at.size * listed)
         if widths:
             tail = sum(other.size * other.positions for other in _from(problem, at))
-            blocks = -(-widths // block_of(problem, at))
+            lines = LINES * widths
+            blocks = -(-lines // lines_of(problem, at))
             work += Work(
-                forwards=CROSSINGS * blocks,
-                sample_flops=6 * CROSSINGS * widths * problem.count() * tail,
+                forwards=CROSSING * blocks,
+                sample_flops=6 * CROSSING * lines * problem.count() * tail,
             )
     return work
 

@@ -16,7 +16,7 @@ from lowland.errors import InputError
 # All keep the function but "outputs", which keeps its decisions.
 FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "outputs": 10.0, "split": 2.0}
 # What a run can record beside the rest, for claims about single equations.
-DETAILS = ("leading_order", "reverse_pairs", "rescaled_gap", "algorithm_1")
+DETAILS = ("leading_order", "reverse_pairs", "rescaled_gap", "algorithm_1", "halves", "stress")
 
 # Settings of these groups decide the trained weights; the others what is recorded of them.
 _TRAINING = ("data", "network", "training")
@@ -266,7 +266,11 @@ class Configuration:
         metadata=_about("analysis", "directions whose widths F_n are computed", _FROM_0),
     )
     measures: tuple[str, ...] = field(
-        default=(), metadata=_about("analysis", "measures to compute besides the outcome")
+        default=(),
+        metadata=_about(
+            "analysis",
+            "measures to compute besides the outcome; default: all that need no training",
+        ),
     )
     rescalings: tuple[str, ...] = field(
         default=(),
@@ -280,7 +284,7 @@ class Configuration:
     details: tuple[str, ...] = field(
         default=(),
         metadata=_about(
-            "sweep", "equations of the papers that are recorded as well; in sweeps only", _DETAILS
+            "sweep", "what is recorded as well, for single claims; in sweeps only", _DETAILS
         ),
     )
 

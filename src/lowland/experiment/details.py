@@ -16,7 +16,7 @@ from lowland.dual import duality, pair
 from lowland.experiment.configuration import FACTORS, Configuration
 from lowland.experiment.subject import Subject
 from lowland.findings import Approximations, Decomposition
-from lowland.measures import measure
+from lowland.measures import measure, stress
 from lowland.problem import Problem
 from lowland.rescaling import rescale
 from lowland.training import Training
@@ -230,3 +230,29 @@ def _descended(h: Tensor, W: Tensor) -> float:
         value.backward()
         optimizer.step()
     return float(value.detach())
+
+
+# --- the league table ----------------------------------------------------------------------------
+
+
+def halves(subject: Subject) -> Numbers:
+    """Loss and error on every other test sample, ``first_``, and on those between, ``second_``.
+
+    One half can choose among networks, and the other judge the choice. The samples are taken in the
+    order of their classes, so that both halves have as many of each.
+    """
+    X, y = subject.test
+    order = torch.argsort(y, stable=True) if y.ndim == 1 else torch.arange(len(y))
+    numbers = {}
+    for begin, half in enumerate(("first", "second")):
+        chosen = order[begin::2]
+        judged = replace(subject, test=(X[chosen], y[chosen])).problem()
+        for name, row in measure(judged, ["test_loss", "test_error"]).whole().items():
+            numbers[f"{half}_{name}"] = row.value
+    return numbers
+
+
+def stressed(subject: Subject, configuration: Configuration) -> dict[str, dict[str, str]]:
+    """What each rescaling does to each measure, as ``lowland measures --stress`` says it."""
+    moves = stress(subject.problem(), list(configuration.measures)).moves
+    return {name: {by: move.verdict for by, move in row.items()} for name, row in moves.items()}

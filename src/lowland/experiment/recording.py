@@ -61,6 +61,10 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
         results = replace(results, layers=layers)
     if "algorithm_1" in configuration.details:
         numbers["algorithm_1"] = details.algorithm_1(subject)
+    if "halves" in configuration.details:
+        numbers |= details.halves(subject)
+    if "stress" in configuration.details:
+        numbers["stress"] = details.stressed(subject, configuration)
     if configuration.rescalings:
         numbers["rescaled"] = _rescaled(configuration, subject)
     return Record(replace(analysis, results=results), numbers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, limit
+from lowland.curvature import give_back
 from lowland.distributed import ranks
 from lowland.errors import InputError
 from lowland.figures import draw_measures, drawn_on
@@ -195,6 +196,7 @@ class Measuring:
 
     def measure(self, name: str) -> None:
         """Compute one measure: its row has the value, or the reason why there is none."""
+        give_back(self.problem)
         began = time.perf_counter()
         measure = self.chosen[name]
         try:

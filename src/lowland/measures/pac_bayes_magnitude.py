@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 
+import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -11,7 +12,9 @@ from lowland.budget import Work
 from lowland.distributed import gathered
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
-from lowland.measures.shared.noisy_weights import averages, draws, prior_mean
+from lowland.measures.shared.neighbourhood import neighbourhood
+from lowland.measures.shared.noisy_weights import noises, prior_mean
+from lowland.measures.shared.ray import Ray
 from lowland.measures.shared.standard_error import standard_error
 from lowland.problem import Problem
 
@@ -47,7 +50,7 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
     m = problem.count()
     if m < 2:
         raise InputError("the bound divides by m - 1; it needs two training samples or more")
-    w, start = problem.params, prior_mean(problem)
+    w, start, near = problem.params, prior_mean(problem), neighbourhood(problem)
     squares = {n: (w[n].double() - start[n].double()).square() for n in w}
     omega = sum(s.numel() for s in squares.values())
     mean_square = sum(float(s.sum()) for s in squares.values()) / omega
@@ -58,8 +61,9 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
         """How much each pair of opposite noises raises the training loss, (pairs,)."""
         sigma2 = math.exp(2 * log_sigma)
         std = {n: (sigma2 * s + _EPSILON**2).sqrt().to(w[n]) for n, s in squares.items()}
-        noisy = averages(problem, draws(w, std, _PAIRS, 0, signs=(1, -1)), problem.batch_losses)
-        return noisy.view(_PAIRS, 2).mean(1) - loss
+        rays = (Ray(near, near.flat(noise)) for noise in noises(w, std, _PAIRS, seed=0))
+        noisy = [(ray.loss(1) + ray.loss(-1)) / 2 for ray in rays]
+        return torch.tensor(noisy, dtype=torch.float64) - loss
 
     def over(log_sigma: float) -> float:
         """How far the mean rise is above 0.1, on a logarithmic scale: nearly linear."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lowland.budget import UNITS
-from lowland.curvature import Curvature, exact_diagonal, ggn, hessian, parameters
+from lowland.curvature import Curvature, exact_diagonal, ggn, give_back, hessian, parameters
 from lowland.measures.planning import Prices
 from lowland.measures.shared.spectrum import whole_hessian
 from lowland.measures.sharing import work_of
@@ -18,7 +18,7 @@ from lowland.problem import Problem
 # Passes that most measures are made of are priced on more samples than those that take many.
 _LONG, _LONGER = 0.01, 0.25
 _FIRST = 4
-_BLOCK = 4  # columns
+_BLOCK = 2  # columns, as the spectral pass has
 _RUNS, _TOO_LONG = 5, 0.5  # of a pass, and the seconds of one that is not done again
 _FLOPS = 256  # rows of the matrices that are multiplied
 # In gradients, where a model does not have the derivative: nothing that needs it will take long.
@@ -41,10 +41,12 @@ def prices(problem: Problem) -> Prices:
     units = {"flops": flop, "sample_flops": flop}
     units |= {"gradients": seconds * share, "forwards": forward * share}
     for unit, passing in _passes(problem, few).items():
+        give_back(problem)
         try:
             units[unit] = passing() * problem.count() / len(few.train)
         except Exception:  # the measures that need it say why it cannot be
             units[unit] = _USUAL[unit] * units["gradients"]
+    give_back(problem)
     assert set(units) == set(UNITS)
     return Prices(units, lambda shared: work_of(shared.cost, problem))  # type: ignore[attr-defined]
 

@@ -24,6 +24,11 @@ FAMILIES = (
 # "layers" rescales one layer against the next (Dinh et al. 2017), "units" each hidden unit with a
 # factor of its own (Tsuzuku et al., Sec. 5.1), "outputs" multiplies the last layer.
 TRANSFORMATIONS = ("layers", "units", "outputs")
+# Names that stand for several measures.
+GROUPS: "dict[str, Callable[[Measure], bool]]" = {
+    "default": lambda measure: not measure.trains,
+    "all": lambda measure: True,
+}
 
 
 @dataclass(frozen=True)
@@ -109,14 +114,19 @@ def registered() -> dict[str, Measure]:
 
 
 def chosen_measures(names: Sequence[str] | str | None) -> dict[str, Measure]:
-    """The measures of these names, or all that need no training of their own."""
+    """The measures of these names, by default all that need no training of their own.
+
+    ``"default"`` among the names stands for these, and ``"all"`` for every measure.
+    """
     measures = registered()
-    if names is None:
-        return {name: m for name, m in measures.items() if not m.trains}
-    chosen = [names] if isinstance(names, str) else list(names)
-    for name in chosen:
-        if name not in measures:
-            near = difflib.get_close_matches(name, measures, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"no measure named {name!r}; there are {', '.join(measures)}{hint}")
-    return {name: measures[name] for name in chosen}
+    chosen: dict[str, Measure] = {}
+    for name in [names or "default"] if names is None or isinstance(names, str) else names:
+        if name in GROUPS:
+            chosen |= {own: m for own, m in measures.items() if GROUPS[name](m)}
+        elif name in measures:
+            chosen[name] = measures[name]
+        else:
+            near = difflib.get_close_matches(name, (*measures, *GROUPS), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(measures)}"
+            raise InputError(f"no measure named {name!r}; {hint}")
+    return chosen

@@ -10,6 +10,7 @@ from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.neighbourhood import Neighbourhood, neighbourhood
+from lowland.measures.shared.ray import Ray
 from lowland.measures.shared.spectrum import LEADING, leading
 from lowland.problem import Problem
 
@@ -49,24 +50,27 @@ def width(problem: Problem) -> Value:
             "the Lanczos iteration has a residual of "
             f"{float(eigenpairs.residuals.max()):.1e} after {eigenpairs.matvecs} products"
         )
-    widths = [
-        _distance(near, e, value) + _distance(near, -e, value)
-        for e, value in zip(eigenpairs.vectors.T.double(), eigenpairs.values.tolist(), strict=True)
-    ]
+    vectors, values = eigenpairs.vectors.T.double(), eigenpairs.values.tolist()
+    widths = [_width(near, e, value) for e, value in zip(vectors, values, strict=True)]
     parts = {f"F_{n}": value for n, value in enumerate(widths, 1)}
     mean = math.exp(sum(map(math.log, widths)) / k)
     return Value(mean, f"{k} Lanczos directions, {eigenpairs.matvecs} products", parts=parts)
 
 
-def _distance(near: Neighbourhood, e: Tensor, curvature: float) -> float:
-    """The distance along e at which the loss has doubled."""
+def _width(near: Neighbourhood, e: Tensor, curvature: float) -> float:
+    """The distances along e and against it at which the loss has doubled, together."""
     loss, gradient = near.origin
-    slope = float(gradient @ e)
+    slope, ray = float(gradient @ e), Ray(near, e)
+    return sum(_distance(ray, sign, loss, sign * slope, curvature) for sign in (1, -1))
+
+
+def _distance(ray: Ray, sign: int, loss: float, slope: float, curvature: float) -> float:
+    """The distance along a direction at which the loss has doubled."""
 
     @cache
     def over(t: float) -> float:
         """Negative before the crossing, and linear in t on a parabola around its minimum."""
-        rise = near.loss(t * e) / loss - 1 if t else 0.0
+        rise = ray.loss(sign * t) / loss - 1 if t else 0.0
         if not rise < _STEEPEST:
             rise = _STEEPEST
         height = math.copysign(math.sqrt(abs(rise)), rise) - 1

@@ -56,10 +56,10 @@ class Zoo:
         losses = sorted({model["stop_loss"] for model in self.models}, reverse=True)
         return (
             f"{len(self.models)} small classifiers of {' and '.join(data)} "
-            f"({min(self.weights):,} to {max(self.weights):,} weights: {', '.join(networks)}), "
+            f"({len(networks)} kinds, {min(self.weights):,} to {max(self.weights):,} weights), "
             f"trained to a training loss of {' or '.join(f'{loss:g}' for loss in losses)} with "
-            "different learning rates, batch sizes, optimisers, weight decay, initial weights and "
-            "shares of random labels"
+            "different learning rates, batch sizes, optimisers, weight decay, initial weights, "
+            "dropout and shares of random labels"
         )
 
     def comparable(self, results: Results) -> "Zoo | str":
@@ -111,7 +111,10 @@ def zoo() -> Zoo:
     """The reference models that ship with this version."""
     document = json.loads(ZOO.read_text(encoding="utf-8"))
     return Zoo(
-        models=tuple(document["models"]),
+        models=tuple(
+            dict(zip(document["models"], values, strict=True))
+            for values in zip(*document["models"].values(), strict=True)
+        ),
         weights=tuple(document["weights"]),
         values={name: tuple(row) for name, row in document["values"].items()},
         loss=document["loss"],

@@ -122,6 +122,12 @@
         sort(column, now === null ? false : now === first ? true : null);
       });
     }
+    // Other numbers in the same rows: the order that was asked for holds.
+    table.addEventListener("refilled", () => {
+      const column = heads.findIndex((head) => head.ariaSort);
+      const first = column === 0 ? "ascending" : "descending";
+      if (column >= 0) sort(column, heads[column].ariaSort !== first);
+    });
     const orders = document.querySelector(`select[data-orders="${table.id}"]`);
     orders?.addEventListener("change", () =>
       sort(Number(orders.value), orders.value === "" ? null : false));
@@ -194,7 +200,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   addEventListener("beforeprint", () => { root.dataset.theme = "light"; drawAll(); });
   addEventListener("afterprint", () => { delete root.dataset.theme; drawAll(); });
-  unpack().then(drawAll).then(
+  unpack().then(() => document.dispatchEvent(new Event("unpacked"))).then(drawAll).then(
     () => { root.dataset.drawn = "yes"; },
     (error) => { undrawn("The figures could not be drawn."); throw error; });
 })();

@@ -27,9 +27,10 @@ def show(
     drawn: list[Figure],
     definitions: list[tuple[str, Definition]],
     version: str,
+    script: str | None = None,
     **content: Any,
 ) -> str:
-    """Fill a template that extends the common page."""
+    """Fill a template that extends the common page; ``script`` is a file of its own behaviour."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=FunctionLoader(_text)
     )
@@ -46,7 +47,7 @@ def show(
     environment.globals |= {"definitions": definitions}
     assert sum(figure.turns for figure in drawn) <= IN_SPACE
     packed, plotly_hash = _plotly()
-    script = _text("page.js")
+    source = _text(script) + _text("page.js") if script else _text("page.js")
     return environment.get_template(template).render(
         figures=drawn,
         pictures=_pictures(drawn),
@@ -54,8 +55,8 @@ def show(
         style=Markup(_text("style.css")),
         plotly=Markup(packed),
         plotly_hash=Markup(plotly_hash),
-        script=Markup(script),
-        script_hash=Markup(_hashed(script)),
+        script=Markup(source),
+        script_hash=Markup(_hashed(source)),
         **content,
     )
 

@@ -33,6 +33,7 @@ PAPERS = {
     "feng-tu": "Feng and Tu, The activity-weight duality in feed forward neural networks",
     "tsuzuku": "Tsuzuku, Sato and Sugiyama, Normalized Flat Minima",
     "output-dual": "Claims of Feng and Tu by the output-level dual, and in other networks",
+    "league": "The league table: which measure predicts the gap",
 }
 
 STUDIES: dict[str, Study]  # by name, made when first asked for: workers come for a network only
@@ -46,10 +47,10 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _all() -> dict[str, Study]:
-    from lowland.studies import feng_tu, field, output_dual, tsuzuku, tsuzuku_algebra
+    from lowland.studies import feng_tu, field, league, output_dual, tsuzuku, tsuzuku_algebra
 
     figures = *tsuzuku.STUDIES, *tsuzuku_algebra.STUDIES, *tsuzuku.LARGE
-    every = *feng_tu.STUDIES, *figures, *output_dual.STUDIES, *field.studies()
+    every = *feng_tu.STUDIES, *figures, *output_dual.STUDIES, *field.studies(), league.STUDY
     return {s.name: s for s in every}
 
 

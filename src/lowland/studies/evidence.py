@@ -68,9 +68,11 @@ class Runs:
         With ``at_limit`` those that ended at their limit of epochs count as well.
         """
         opened = Store(store)
-        stored = {row["key"]: row for row in opened.rows()}
         runs = list(grid)
-        rows = [stored[name] for name in map(key, runs) if name in stored]
+        keys = [key(run) for run in runs]
+        # Without others: a result of these may be called as a setting of those, such as width.
+        stored = {row["key"]: row for row in opened.rows(among=set(keys))}
+        rows = [stored[name] for name in keys if name in stored]
         good = [
             row["status"] == "done" and (at_limit or row.get("converged") is not False)
             for row in rows

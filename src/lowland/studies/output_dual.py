@@ -21,8 +21,9 @@ from lowland.studies.panels import Panel
 from lowland.studies.study import Claim, Study
 from lowland.sweep.grid import Grid
 
-_SETTINGS = {"learning_rate": "falls", "batch_size": "rises"}
-_NORMS = {"decay": "falls", "init_scale": "rises"}
+# What the paper says of the gap as each of them grows.
+SETTINGS = {"learning_rate": "falls", "batch_size": "rises"}
+NORMS = {"decay": "falls", "init_scale": "rises"}
 _DUALS = ("activity", "output")
 
 
@@ -106,7 +107,7 @@ _FIG3 = Study(
     "Learning rate and batch size by either dual, in the paper's network",
     grid=_both(_FEWER.sgd),
     quick=_both(_FEWEST.sgd),
-    panels=_panels_by_each_dual(*_SETTINGS),
+    panels=_panels_by_each_dual(*SETTINGS),
     claims=(
         *_by_each_dual(
             (
@@ -133,7 +134,7 @@ _FIG4 = Study(
     "Weight decay and initial scale by either dual, in the paper's network",
     grid=_both(_normed(_FEWER)),
     quick=_both(_normed(_FEWEST)),
-    panels=_panels_by_each_dual(*_NORMS),
+    panels=_panels_by_each_dual(*NORMS),
     claims=(
         *_by_each_dual(
             (
@@ -151,6 +152,13 @@ _FIG4 = Study(
 )
 
 
+def one_at_a_time(**values: Any) -> Grid:
+    """The plain run, and those in which one of the paper's four settings takes its values."""
+    common = {key: value for key, value in values.items() if key not in SETTINGS | NORMS}
+    varied = ({key: values[key]} for key in SETTINGS | NORMS if key in values)
+    return functools.reduce(operator.add, (Grid(**common, **own) for own in varied), Grid(**common))
+
+
 @dataclass(frozen=True)
 class _Network:
     """A network that the paper could not treat, with its data."""
@@ -163,11 +171,8 @@ class _Network:
 
     def grid(self, **values: Any) -> Grid:
         """One setting at a time, with these values of each."""
-        common = {**self.settings, "layers": tuple(self.layers), "dual": "output"}
-        common |= {key: values.pop(key) for key in list(values) if key not in _SETTINGS | _NORMS}
-        plain = Grid(**common)
-        varied = (Grid(**common, **{key: value}) for key, value in values.items())
-        return functools.reduce(operator.add, varied, plain)
+        layers = {"layers": tuple(self.layers), "dual": "output"}
+        return one_at_a_time(**self.settings, **layers, **values)
 
     def study(self) -> Study:
         """Which of the paper's claims carry over to it."""
@@ -175,19 +180,19 @@ class _Network:
         columns = [LayerColumns("", first[1]), *(LayerColumns(*other) for other in others)]
         claims: list[Claim] = [Claim(*_solved(column)) for column in columns]
         for column in columns:
-            for key, trend in _SETTINGS.items():
+            for key, trend in SETTINGS.items():
                 claims += by_sharpness(key, trend, ["3", "3", "3"], column)
-            for key, trend in _NORMS.items():
+            for key, trend in NORMS.items():
                 claims += by_size(key, trend, ["4", "4", "4"], column)
         return Study(
             f"output-dual:{self.name}",
             f"Learning rate, batch size, decay and initial scale in {self.words}",
-            grid=self.grid(**_FULL_VALUES),
-            quick=self.grid(**_QUICK_VALUES),
+            grid=self.grid(**FULL_VALUES),
+            quick=self.grid(**QUICK_VALUES),
             panels=tuple(
                 three_panels(key, only(key), column)[-1]
                 for column in columns
-                for key in _SETTINGS | _NORMS
+                for key in SETTINGS | NORMS
             ),
             claims=tuple(claims),
             differences=(
@@ -211,7 +216,7 @@ def _solved(layer: LayerColumns) -> tuple[str, str, Test]:
     )
 
 
-_FULL_VALUES: dict[str, Any] = {
+FULL_VALUES: dict[str, Any] = {
     "learning_rate": [0.025, 0.05, 0.1],
     "batch_size": [25, 50, 100],
     "decay": [0.0, 1e-3, 4e-3],
@@ -222,7 +227,7 @@ _FULL_VALUES: dict[str, Any] = {
     "stop_loss": 0.01,
     "max_epochs": 800,
 }
-_QUICK_VALUES: dict[str, Any] = {
+QUICK_VALUES: dict[str, Any] = {
     "learning_rate": [0.05, 0.1],
     "batch_size": [25, 50],
     "decay": [0.0, 4e-3],

@@ -154,6 +154,8 @@ def _section(outcome: Outcome) -> str:
         lines.append(_table(counted, outcome.readings))
     if others:
         lines += ["Not counted:", _table(others, outcome.readings)]
+    if outcome.annex:
+        lines.append(outcome.annex)
     lines += [_folded(outcome), f"- command: `{outcome.command}`"]
     return "\n\n".join(lines)
 
@@ -269,7 +271,7 @@ def _facts(facts: Facts) -> str:
         "runs": f"{facts.runs}, {_either(facts.realisations)} realisations of each setting",
         "time": f"{facts.seconds:.0f} s of one process, for training and analysing its runs, "
         "which studies share",
-        "files": ", ".join(f"[{k.upper()}]({facts.file}.{k})" for k in ("svg", "pdf", "csv"))
+        "files": ", ".join(f"[{k.upper()}]({facts.file}.{k})" for k in ("svg", "csv"))
         + f", [numbers of every run]({facts.file}-runs.csv)",
     }
     lines = [f"- {name}: {text}" for name, text in told.items()]

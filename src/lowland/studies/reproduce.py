@@ -16,7 +16,7 @@ from lowland.errors import InputError
 from lowland.experiment import SETTINGS
 from lowland.studies.evidence import Runs
 from lowland.studies.figure import draw, numbers_csv
-from lowland.studies.study import Finding, Kind, Reading, Study, Verdict
+from lowland.studies.study import Annex, Finding, Kind, Reading, Study, Verdict
 from lowland.sweep import Grid, SweepProgress, run
 from lowland.sweep.trial import Run
 
@@ -60,6 +60,7 @@ class Outcome:
     claims: tuple[Judged, ...]
     readings: tuple[Facts, ...]
     reason: str  # why claims do not hold, where it was found
+    annex: str = ""  # further Markdown for the page
     lowland: str = __version__
 
     @property
@@ -200,7 +201,11 @@ def _concluded(study: Study, out: Path, quick: bool) -> Outcome:
         readings=tuple(_facts(study, reading, own, quick) for reading, own in facts),
         reason=study.reason,
     )
+    annex = study.annex(runs[0], outcome.command) if study.annex else Annex("", {})
+    outcome = dataclasses.replace(outcome, annex=annex.text)
     with replaced_directory(out / outcome.folder) as beside:
+        for name, text in annex.files.items():
+            (beside / name).write_text(text, encoding="utf-8")
         for reading, own in zip(study.readings, runs, strict=True):
             numbers = beside / f"{study.file}{reading.suffix}-runs.csv"
             numbers.write_text(numbers_csv(own), encoding="utf-8")

@@ -55,6 +55,17 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Annex:
+    """What a study has beside figure and claims: Markdown for its page, and files by their names.
+
+    The names begin with that of the study and a dot, as those of its figure do.
+    """
+
+    text: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Study:
     """A figure of a paper, to be made again and judged."""
 
@@ -68,6 +79,7 @@ class Study:
     reason: str = ""  # why claims do not hold in full, where it was found
     reading: str = ""  # the name of the reading whose runs these are
     others: tuple[Reading, ...] = ()  # further readings: the same claims are judged in each
+    annex: "Callable[[Runs, str], Annex] | None" = None  # of the runs and the command that made it
 
     @property
     def paper(self) -> str:

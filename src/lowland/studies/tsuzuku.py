@@ -16,6 +16,7 @@ import numpy as np
 from lowland.studies.claims import between, correlated, on, rises, stronger, weaker
 from lowland.studies.evidence import Runs
 from lowland.studies.panels import Panel, Scatter
+from lowland.studies.realisations import realisations as independent
 from lowland.studies.study import Claim, Reading, Study
 from lowland.sweep.grid import Grid
 
@@ -36,11 +37,7 @@ _NEVER = 1e-12  # a training loss that is not reached
 
 def realisations(count: int, noises: Sequence[float], **keys: Any) -> Grid:
     """A grid of realisations, each with images and random labels of its own, as in the paper."""
-    grids = [
-        Grid(**{**_ADAM, "label_noise": list(noises), "seed": i, "data_seed": i, **keys})
-        for i in range(count)
-    ]
-    return functools.reduce(operator.add, grids)
+    return independent(count, **{**_ADAM, "label_noise": list(noises), **keys})
 
 
 # --- the four networks with their data -----------------------------------------------------------

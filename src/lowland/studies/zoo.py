@@ -1,7 +1,9 @@
 """The reference models that a report compares with: `python -m lowland.studies.zoo DIR`.
 
-Trains and measures them as a sweep in DIR, which can be interrupted and started again, and writes
-their numbers to the file that ships with Lowland, `src/lowland/reference/zoo.json`.
+They are the networks of the league table, and some that were trained further. Those that DIR, a
+store such as that of `lowland reproduce league --out DIR`, does not have are trained and measured
+there; it can be interrupted and started again. Their numbers are written to the file that ships
+with Lowland, `src/lowland/reference/zoo.json`.
 """
 
 import json
@@ -12,9 +14,10 @@ from typing import Any
 
 from lowland import __version__
 from lowland.errors import InputError
-from lowland.measures import registered
+from lowland.measures import Measure, registered
 from lowland.reference import ZOO
 from lowland.results import load
+from lowland.studies.league import networks
 from lowland.sweep import Grid, Store, run
 
 DIGITS, IMAGES = "64-30-30-10", "784-30-30-10"
@@ -24,12 +27,17 @@ _STOP = {"stop_loss": [0.01, 0.0005], "max_epochs": 600}
 # What a model of the zoo is told apart by.
 TOLD = (
     *("data", "per_class", "label_noise", "network", "init_scale", "optimizer", "learning_rate"),
-    *("batch_size", "decay", "stop_loss", "seed"),
+    *("batch_size", "decay", "dropout", "stop_loss", "seed"),
 )
 
 
 def grid() -> Grid:
-    """What the models are: small classifiers of digits, trained in different ways."""
+    """What the models are: small classifiers, trained in different ways."""
+    return networks.grid() + _further()
+
+
+def _further() -> Grid:
+    """Models beside those of the league: of digits, LeNets among them, at two losses."""
     measures = [name for name, its in registered().items() if not its.trains]
     fixed = {**_STOP, "measures": measures}
     digits = {"data": "digits", **fixed}
@@ -63,15 +71,23 @@ def numbers(store: Store) -> dict[str, Any]:
     rows.sort(key=lambda row: [str(row.get(name)) for name in TOLD])
     if not rows:
         raise InputError(f"no run in {store.directory} reached its training loss")
-    values = {name: [_short(row.get(name)) for row in rows] for name in registered()}
+    values = {
+        name: [_short(row.get(name)) if _default_layer(measure, row) else None for row in rows]
+        for name, measure in registered().items()
+    }
     return {
         "lowland": __version__,
         "command": "python -m lowland.studies.zoo zoo",
         "loss": "cross_entropy",
         "weights": [_weights(store, row) for row in rows],
-        "models": [{name: row.get(name) for name in TOLD} for row in rows],
+        "models": {name: [row.get(name) for row in rows] for name in TOLD},
         "values": {name: its for name, its in values.items() if any(v is not None for v in its)},
     }
+
+
+def _default_layer(measure: Measure, row: dict[str, Any]) -> bool:
+    """Whether a measure is of the layer that a report decomposes; all but duality's always are."""
+    return measure.family != "duality" or row["layers"] == "[]"
 
 
 def _weights(store: Store, row: dict[str, Any]) -> int:
@@ -79,8 +95,8 @@ def _weights(store: Store, row: dict[str, Any]) -> int:
 
 
 def _short(value: float | None) -> float | None:
-    """Five digits, or None: a rank needs no more."""
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+    """Four digits, or None: a rank needs no more."""
+    return float(f"{value:.4g}") if value is not None and math.isfinite(value) else None
 
 
 def main(directory: str) -> None:
@@ -88,10 +104,16 @@ def main(directory: str) -> None:
     summary = run(grid(), directory, executor="serial", progress=lambda now: print(now.done))
     for name, reason in summary.failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
-    found = numbers(Store(directory))
-    text = json.dumps(found, allow_nan=False).replace("}, {", "},\n {").replace('], "', '],\n "')
-    Path(ZOO).write_text(text + "\n", encoding="utf-8")
-    print(f"{len(found['models'])} models, {len(found['values'])} measures: {ZOO}")
+    document = numbers(Store(directory))
+    write(document)
+    count = len(document["weights"])
+    print(f"{count} models, {len(document['values'])} measures: {ZOO}")
+
+
+def write(document: dict[str, Any]) -> None:
+    """Put the numbers into the file that ships, a line for each setting and measure."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    Path(ZOO).write_text(text.replace('],"', '],\n"') + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

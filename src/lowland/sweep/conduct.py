@@ -131,7 +131,7 @@ def _set_aside_failed(store: Store, name: str) -> bool:
 def _check(runs: Collection[Run]) -> None:
     """Raise if a run names what cannot be built or measured, before anything is trained."""
     from lowland.experiment.subject import Subject
-    from lowland.measures import registered
+    from lowland.measures import chosen_measures
 
     names = ("data", "per_class", "test_per_class", "network", "batch_size", "loss")
     for function in {run.function for run in runs if isinstance(run, Trial)}:
@@ -140,13 +140,8 @@ def _check(runs: Collection[Run]) -> None:
     kinds = {tuple(getattr(run, name) for name in names): run for run in configurations}
     for run in kinds.values():
         Subject.of(run)
-    measures = registered()
-    for run in configurations:
-        for name in run.measures:
-            if name not in measures:
-                raise InputError(
-                    f"there is no measure {name!r}; `lowland measures` lists those there are"
-                )
+    for measures in {run.measures for run in configurations}:
+        chosen_measures(measures)
 
 
 def _check_code(run: dict[str, Any]) -> None:

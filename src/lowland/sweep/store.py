@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +151,9 @@ class Store:
 
     # --- the table of all runs -------------------------------------------------------------------
 
-    def rows(self, *, old: bool = True) -> list[dict[str, Any]]:
+    def rows(
+        self, *, old: bool = True, among: Collection[str] | None = None
+    ) -> list[dict[str, Any]]:
         """A flat row for each run, in the order of keys, all with the same columns.
 
         They are key, status, the configuration, the results, seconds and reason; None where a run
@@ -159,9 +161,11 @@ class Store:
         that was taken before gets its part in front, such as ``results.epochs``. The last two are
         ``code``, equal for runs of the same source (of Lowland, then of the user's files), and
         ``current``, whether that is the source that is here now; None if the user's is not here.
-        Without ``old``, runs of other source are left out.
+        Without ``old``, runs of other source are left out; with ``among``, all but those of these
+        keys, whose names others then cannot take.
         """
-        runs = [(run, is_current(run)) for run in self._documents()]
+        documents = (run for run in self._documents() if among is None or run["key"] in among)
+        runs = [(run, is_current(run)) for run in documents]
         runs = [(run, current) for run, current in runs if old or current is not False]
         parts = {
             part: [dict(_flat(run.get(part) or {})) for run, _ in runs]

@@ -89,17 +89,11 @@ INLINE vec exponential(vec x) {
     return p * (vec)((n + 127) << 23);
 }
 
-/* Four rows of start + A B in one or two vectors of columns. */
+/* Four rows of start + A B in one or two vectors of columns. The start comes last: added to each
+   product in turn, every one of them would be rounded as if it were as large. */
 INLINE void tile(float *C, int ldc, const float *start, int lds, const float *A, int row, int step,
                  const float *B, int ldb, int inner, int two) {
-    vec zero = {0};
-    vec a0 = start ? load(start) : zero, a1 = start ? load(start + lds) : zero;
-    vec a2 = start ? load(start + 2 * lds) : zero, a3 = start ? load(start + 3 * lds) : zero;
-    vec b0 = zero, b1 = zero, b2 = zero, b3 = zero;
-    if (two && start) {
-        b0 = load(start + LANES), b1 = load(start + lds + LANES);
-        b2 = load(start + 2 * lds + LANES), b3 = load(start + 3 * lds + LANES);
-    }
+    vec a0 = {0}, a1 = {0}, a2 = {0}, a3 = {0}, b0 = {0}, b1 = {0}, b2 = {0}, b3 = {0};
     for (int k = 0; k < inner; k++, A += step, B += ldb) {
         float x0 = A[0], x1 = A[row], x2 = A[2 * row], x3 = A[3 * row];
         vec u = load(B);
@@ -109,11 +103,19 @@ INLINE void tile(float *C, int ldc, const float *start, int lds, const float *A,
             b0 += x0 * v, b1 += x1 * v, b2 += x2 * v, b3 += x3 * v;
         }
     }
-    store(C, a0), store(C + ldc, a1), store(C + 2 * ldc, a2), store(C + 3 * ldc, a3);
-    if (two) {
-        C += LANES;
-        store(C, b0), store(C + ldc, b1), store(C + 2 * ldc, b2), store(C + 3 * ldc, b3);
+    if (start) {
+        a0 += load(start), a1 += load(start + lds);
+        a2 += load(start + 2 * lds), a3 += load(start + 3 * lds);
     }
+    store(C, a0), store(C + ldc, a1), store(C + 2 * ldc, a2), store(C + 3 * ldc, a3);
+    if (!two) return;
+    C += LANES;
+    if (start) {
+        start += LANES;
+        b0 += load(start), b1 += load(start + lds);
+        b2 += load(start + 2 * lds), b3 += load(start + 3 * lds);
+    }
+    store(C, b0), store(C + ldc, b1), store(C + 2 * ldc, b2), store(C + 3 * ldc, b3);
 }
 
 /* C = start + A B, with `rows` a multiple of TILE. Rows of A are `row` apart, its columns `step`;

@@ -7,6 +7,7 @@ from torch import Tensor
 from lowland.budget import Work
 from lowland.measures.registry import Value
 from lowland.measures.shared.neighbourhood import Neighbourhood, Noise, neighbourhood
+from lowland.measures.shared.ray import Ray
 
 # Pairs of opposite perturbations, until the standard error is 1 %; two forward passes each. Two
 # errors held the truth in 95 % of 216 runs (tests/test_coverage.py).
@@ -25,8 +26,8 @@ def average_rise(near: Neighbourhood, scale: Tensor | float, noise: Noise) -> Va
     error = float("inf")
     with near.problem.measuring():
         for pairs in range(1, _MOST + 1):
-            v = noise.draw().mul_(scale)
-            rises.append((near.loss(v) + near.loss(v.neg_())) / 2 - loss)
+            ray = Ray(near, noise.draw().mul_(scale))
+            rises.append((ray.loss(1) + ray.loss(-1)) / 2 - loss)
             if pairs >= _FEWEST:
                 error = statistics.stdev(rises) / pairs**0.5
                 if error <= _RELATIVE * abs(statistics.fmean(rises)):

@@ -1,11 +1,13 @@
 """The training loss around the weights: at w + v, for any flat vector v over all parameters."""
 
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from lowland.batches import Batch
 from lowland.budget import Work
 from lowland.distributed import total
 from lowland.measures.sharing import once
@@ -21,32 +23,43 @@ class Neighbourhood:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.w = torch.cat([p.reshape(-1) for p in problem.params.values()]).double()  # (n,)
+        self.w = self.flat(problem.params)  # (n,)
         self.sizes = [p.numel() for p in problem.params.values()]
+        self.products: dict[tuple, Tensor] = {}  # of data with w, that rays from here share
         self._count = problem.count()
 
     def loss(self, v: Tensor) -> float:
         """L(w + v): one forward pass over the training data."""
+        params = self.shaped(self.w + v)
+        return self.mean_loss(lambda batch, place: self.problem.batch_losses(batch, params))
+
+    def mean_loss(self, losses: Callable[[Batch, int], Tensor]) -> float:
+        """The mean of what a function of each training batch, and of its place, returns."""
         with self.problem.measuring(), torch.no_grad():
-            params = self._shaped((self.w + v).to(self.problem.dtype))
             value = self.w.new_zeros(())
-            for batch in self.problem.batches():
-                value += self.problem.batch_losses(batch, params).double().sum()
+            for place, batch in enumerate(self.problem.batches()):
+                value += losses(batch, place).double().sum()
             return float(total(value) / self._count)
 
     def gradient(self, v: Tensor) -> tuple[float, Tensor]:
         """L(w + v) and its gradient, (n,)."""
-        params = self._shaped((self.w + v).to(self.problem.dtype))
-        loss, slopes = self.problem.gradient(params)
-        return loss, torch.cat([s.reshape(-1) for s in slopes.values()])
+        loss, slopes = self.problem.gradient(self.shaped(self.w + v))
+        return loss, self.flat(slopes)
 
     @cached_property
     def origin(self) -> tuple[float, Tensor]:
         """L(w) and its gradient."""
         return self.gradient(torch.zeros_like(self.w))
 
-    def _shaped(self, x: Tensor) -> dict[str, Tensor]:
-        parts = zip(self.problem.params.items(), x.split(self.sizes), strict=True)
+    @staticmethod
+    def flat(params: Mapping[str, Tensor]) -> Tensor:
+        """The vector that holds all parameters, one after the other."""
+        return torch.cat([p.reshape(-1) for p in params.values()]).double()
+
+    def shaped(self, x: Tensor) -> dict[str, Tensor]:
+        """The parameters that a vector stands for, in the model's precision."""
+        every = self.problem.params
+        parts = zip(every.items(), x.to(self.problem.dtype).split(self.sizes), strict=True)
         return {name: part.view_as(p) for (name, p), part in parts}
 
 

@@ -20,18 +20,27 @@ def draws(
 ) -> Iterator[dict[str, Tensor]]:
     """Weights ``mean + sign * std * noise``: for each of ``count`` noises, one per sign.
 
-    Both signs together cancel what is odd in the noise, but are not independent. The noise is drawn
-    in float32, so that it is the same for models of every precision.
+    Both signs together cancel what is odd in the noise, but are not independent.
+    """
+    for noise in noises(mean, std, count, seed):
+        for sign in signs:
+            yield {n: w + sign * noise[n] for n, w in mean.items()}
+
+
+def noises(
+    mean: Mapping[str, Tensor], std: Mapping[str, Tensor | float], count: int, seed: int
+) -> Iterator[dict[str, Tensor]]:
+    """So many times ``std * noise``, in the shapes of ``mean``.
+
+    It is drawn in float32, so that it is the same for models of every precision.
     """
     device = next(iter(mean.values())).device
     generator = torch.Generator(device=device).manual_seed(seed)
     for _ in range(count):
-        noise = {
+        yield {
             n: std[n] * torch.randn(w.shape, generator=generator, device=device).to(w.dtype)
             for n, w in mean.items()
         }
-        for sign in signs:
-            yield {n: w + sign * noise[n] for n, w in mean.items()}
 
 
 def averages(

@@ -1,5 +1,6 @@
 """The one spectral pass that every spectral measure reads: of the Hessian, and of the GGN."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -42,9 +43,11 @@ _USUAL = 16  # of these, as a rule
 # Products with the GGN, of one vector: a sum over many eigenvalues has little of a sample's error,
 # and the quadrature's falls with each further step.
 GGN_STEPS = 24
-# Its error, as a share of the effective dimension, that is too large for a value (by rounding, as a
-# rule) and that as many products again would not mend: they halve it at best.
+# Its error, as a share of the effective dimension, that is too large for a value and that, after
+# half of the products, the others would not mend: they halve it at best.
 HOPELESS = 2.0
+# The same of the part by rounding, after a third of them: no products mend that.
+ROUNDED = 1.0
 _ORTHOGONAL = 40  # operations in the time that one of n k^2 takes: the basis is read from memory
 LEADING = 3  # of these, to residuals of 1 %, and the first
 TOLERANCE = 1e-4  # to this
@@ -72,7 +75,7 @@ def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
 
 @once()
 def whole_hessian(problem: Problem) -> Hessian:
-    """The Hessian of all parameters; its kept graphs serve every measure."""
+    """The Hessian of all parameters, whose graphs serve measures that come one after the other."""
     return hessian(problem)
 
 
@@ -87,6 +90,7 @@ def _hessian_run(problem: Problem) -> tuple[Spectrum, Eigenpairs | None]:
     probes = max(1, min(PROBES, columns_within(H) // (STEPS + _BESIDE)))
     start = _start(problem, H, probes)
     spectrum = Spectrum.sampled(H, start, STEPS, settled=_leading_settled, max_steps=MOST)
+    H.forget()  # few products are left, if any, and the matrices of other measures need the memory
     return _bare(spectrum), spectrum.leading(min(LEADING, spectrum.size))
 
 
@@ -106,7 +110,11 @@ def ggn_spectrum(problem: Problem) -> Spectrum:
 
     def hopeless(spectrum: Spectrum) -> bool:
         dimension = effective_dimension(problem, spectrum)
-        return dimension.stderr > HOPELESS * max(dimension.value, 0.0)
+        value, error = max(dimension.value, 0.0), dimension.stderr
+        unrounded = effective_dimension(problem, replace(spectrum, rounding=0.0)).stderr
+        by_rounding = math.sqrt(max(error**2 - unrounded**2, 0.0))
+        half = spectrum.matvecs >= GGN_STEPS // 2
+        return by_rounding > ROUNDED * value or (half and error > HOPELESS * value)
 
     return _bare(Spectrum.sampled(G, _start(problem, G, 1), GGN_STEPS, hopeless))
 

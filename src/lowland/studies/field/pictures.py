@@ -1,0 +1,156 @@
+"""Do drawn surfaces tell? Li et al., "Visualizing the loss landscape of neural nets" (2018)."""
+
+from typing import Any
+
+import numpy as np
+
+from lowland.studies.claims import Test, correlated, falls, larger, on, rises, smaller, stronger
+from lowland.studies.evidence import Runs
+from lowland.studies.panels import Against, Scatter, Spectrum
+from lowland.studies.study import Claim, Study
+from lowland.sweep import Grid, trials
+
+_TRIAL = "lowland.studies.trials.pictures:trial"
+_BASE: dict[str, Any] = {
+    "data": "mnist5k",
+    "per_class": 50,
+    "test_per_class": None,
+    "width": 32,
+    "learning_rate": 0.1,
+    "stop_loss": 0.02,
+}
+# Shallow networks of several batch sizes with and without decay, and deep ones with BatchNorm.
+_SHALLOW: dict[str, Any] = {"depth": 2, "skip": False, "norm": "none", "max_epochs": 2000}
+_DEEP: dict[str, Any] = {"batch_size": 25, "decay": 0.0, "norm": "batch", "max_epochs": 200}
+_DECAY = 5e-4
+
+
+def _grid(batches: list[int], depths: list[int], seeds: int, **others: Any) -> Grid:
+    common = {**_BASE, **others, "seed": range(seeds)}
+    shallow = {**_SHALLOW, "batch_size": batches, "decay": [0.0, _DECAY]}
+    deep = {**_DEEP, "depth": depths, "skip": [False, True]}
+    return trials(_TRIAL, **common, **shallow) + trials(_TRIAL, **common, **deep)
+
+
+def narrowness(runs: Runs) -> np.ndarray:
+    """The width of the drawn basin, with the sign turned."""
+    return -runs.column("basin")
+
+
+def _deepest(runs: Runs) -> Runs:
+    """The deepest networks."""
+    deep = runs.where(norm="batch")
+    return deep.where(depth=max((row["depth"] for row in deep.rows), default=None))
+
+
+def _batches(decay: float, test: Test) -> Test:
+    return on({"norm": "none", "decay": decay}, test)
+
+
+def _skips(test: Any, column: str) -> Test:
+    return on(_deepest, test(column, {"skip": True}, {"skip": False}))
+
+
+_CLAIMS = (
+    Claim(
+        "The narrower the drawn basin of filter-normalised directions, the larger the test error, "
+        "where batch size and decay vary.",
+        "Section 4, Fig. 4: sharpness correlates well with generalization error",
+        on({"norm": "none"}, correlated(narrowness, "test_error", at_least=0.5)),
+    ),
+    Claim(
+        "That goes closer with the test error than the width without normalisation.",
+        "Section 3: without it, pictures of different minimizers cannot be compared",
+        on({"norm": "none"}, stronger("basin", "plain_basin", "test_error")),
+    ),
+    Claim(
+        "Larger batches have the larger test error.",
+        "Fig. 2 to 4: the premise",
+        _batches(0.0, rises("test_error", "batch_size")),
+    ),
+    Claim(
+        "Larger batches have narrower basins, filter-normalised, without decay.",
+        "Fig. 4: large batch sharper",
+        _batches(0.0, falls("basin", "batch_size")),
+    ),
+    Claim(
+        "Larger batches have narrower basins, filter-normalised, with decay.",
+        "Fig. 4: large batch sharper",
+        _batches(_DECAY, falls("basin", "batch_size")),
+    ),
+    Claim(
+        "Without normalisation and with decay, pictures mislead: larger batches look wider.",
+        "Fig. 3: with weight decay the large-batch minimizer looks flatter",
+        _batches(_DECAY, rises("plain_basin", "batch_size")),
+    ),
+    Claim(
+        "Without skip connections the drawn surface becomes rougher with depth.",
+        "Section 5.1, Fig. 5: a transition to chaos",
+        on({"norm": "batch", "skip": False}, rises("roughness", "depth")),
+    ),
+    Claim(
+        "Skip connections smooth the surface of the deepest network.",
+        "Section 5.2, Fig. 5 and 6",
+        _skips(smaller, "roughness"),
+    ),
+    Claim(
+        "Skip connections widen the basin of the deepest network.",
+        "Section 5.2, Fig. 6",
+        _skips(larger, "basin"),
+    ),
+    Claim(
+        "Skip connections lower the test error of the deepest network.",
+        "Section 5.4: landscape geometry affects generalization",
+        _skips(smaller, "test_error"),
+    ),
+)
+
+STUDY = Study(
+    name="pictures",
+    title="What drawn surfaces tell of the test error",
+    grid=_grid([10, 50, 250], [2, 8, 16], 5),
+    quick=_grid([10, 200], [2, 12], 3, per_class=20, test_per_class=50),
+    panels=(
+        Scatter(
+            *("basin", "test_error", "drawn width, filter-normalised", "test error"),
+            by="batch_size",
+            where={"norm": "none"},
+        ),
+        Scatter(
+            *("plain_basin", "test_error", "drawn width, not normalised", "test error"),
+            by="batch_size",
+            where={"norm": "none"},
+        ),
+        *(
+            Against(
+                "depth",
+                {"roughness": "roughness", "width": "basin", "test error": "test_error"},
+                "of the drawn surface",
+                where={"norm": "batch", "skip": skip},
+                title="skip connections" if skip else "no skip connections",
+            )
+            for skip in (False, True)
+        ),
+        *(
+            Spectrum(
+                *("profile", "depth", "loss on a line of 21 points"),
+                log="y",
+                where={"norm": "batch", "skip": skip},
+                title="skip connections" if skip else "no skip connections",
+            )
+            for skip in (False, True)
+        ),
+    ),
+    claims=_CLAIMS,
+    differences=(
+        "Dense networks of 32 units a layer on 500 images of MNIST, trained by SGD to a loss of "
+        "0.02, five realisations: two hidden layers behind the first for batches of 10, 50 and 250 "
+        "with and without decay; 2, 8 and 16 with BatchNorm, with and without shortcuts. Li et al. "
+        "have VGG-9 and ResNet-20 to 110 on CIFAR-10, batches of 128 and 8,192, and as many epochs "
+        "for all; `lowland.surface` draws those.",
+        "The width is the radius of a disc as large as what lies less than 1 above the loss at the "
+        "centre, of 21 x 21 points; the roughness is the mean share of negative curvature in the "
+        "drawn surface, where the paper takes that of the Hessian's extreme eigenvalues.",
+        "Quick: 200 images, batches of 10 and 200, depths 2 and 12, three realisations.",
+    ),
+)

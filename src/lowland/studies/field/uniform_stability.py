@@ -1,0 +1,126 @@
+"""Uniform stability (Hardt, Recht & Singer, ICML 2016): trainings that differ in one sample.
+
+Of MNIST, by logistic regression, which is convex, and by a network with a hidden layer.
+"""
+
+import math
+from typing import Any
+
+from lowland.studies.claims import between, correlated, falls, on, rises
+from lowland.studies.panels import Against, Panel, Scatter, Spectrum
+from lowland.studies.study import Claim, Study
+from lowland.sweep.grid import Grid
+from lowland.sweep.trial import trials
+
+_CONVEX, _NETWORK = "784-10", "784-30-10"
+_RATES = [0.01, 0.03, 0.1]
+
+
+def _grid(images: list[int], epochs: int, seeds: int) -> Grid:
+    def some(**axes: Any) -> Grid:
+        function = "lowland.studies.trials.uniform_stability:trial"
+        common = {"network": [_CONVEX, _NETWORK], "epochs": epochs, "seed": range(seeds)}
+        return trials(function, **common, **axes)
+
+    return some(per_class=images[-1], rate=_RATES) + some(per_class=images, rate=_RATES[-1])
+
+
+_MOST: dict[str, Any] = {"per_class": [100, 20]}
+_FASTEST: dict[str, Any] = {"rate": _RATES[-1]}
+
+
+def _of(network: str, words: str) -> tuple[Claim, ...]:
+    """The claims about one network."""
+    own: dict[str, Any] = {"network": network}
+    return (
+        Claim(
+            f"{words}: weights come farther apart the longer training takes.",
+            "Fig. 4 and 5: the distance grows with the epochs",
+            on(own, between("distance_power", 0.0, math.inf)),
+        ),
+        Claim(
+            f"{words}: no faster than in proportion to the time.",
+            "Theorem 3.8: in proportion (convex); Theorem 3.12: more slowly (not convex)",
+            on(own, between("distance_power", -math.inf, 1.0)),
+        ),
+        Claim(
+            f"{words}: so do the losses of test samples.",
+            "Sec. 2: stability is that of the losses",
+            on(own, between("loss_power", 0.0, math.inf)),
+        ),
+        Claim(
+            f"{words}: the distance rises with the learning rate.",
+            "Sec. 7: it grows with the step size",
+            on({**own, **_MOST}, rises("distance", "rate")),
+        ),
+        Claim(
+            f"{words}: the distance falls with the number of samples.",
+            "Theorems 3.8 and 3.12: as 1 / n",
+            on({**own, **_FASTEST}, falls("distance", "per_class")),
+        ),
+        Claim(
+            f"{words}: during training, the gap goes with the distance.",
+            "Sec. 7: the distance tracks the generalisation error",
+            on(own, between("gap_with_distance", 0.8, 1.0)),
+        ),
+    )
+
+
+def _course(array: str, label: str, network: str, words: str) -> Panel:
+    where = {"network": network, **_MOST}
+    return Spectrum(f"course/{array}", "rate", label, where=where, title=words)
+
+
+STUDY = Study(
+    "uniform-stability",
+    "Two trainings that differ in one sample: weights and losses against training time",
+    grid=_grid([25, 50, 100], 30, 5),
+    quick=_grid([10, 20], 20, 3),
+    panels=(
+        _course("distance", "distance of weights", _CONVEX, "logistic regression"),
+        _course("distance", "distance of weights", _NETWORK, "one hidden layer"),
+        _course("difference", "difference of losses", _NETWORK, "one hidden layer"),
+        Against(
+            "per_class",
+            {"": "distance"},
+            "distance of weights",
+            log="xy",
+            where={"network": _NETWORK, **_FASTEST},
+            title="one hidden layer",
+        ),
+        Scatter(
+            "distance",
+            "gap",
+            "distance of weights",
+            "gap",
+            by="rate",
+            log="x",
+            where={"network": _NETWORK, **_MOST},
+            title="one hidden layer",
+        ),
+    ),
+    claims=(
+        *_of(_CONVEX, "Logistic regression"),
+        *_of(_NETWORK, "One hidden layer"),
+        Claim(
+            "Logistic regression with small steps keeps within the bound.",
+            "Theorem 3.8",
+            on(
+                {"network": _CONVEX, "rate": _RATES[0]},
+                between("share_of_bound", 0.0, 1.0),
+            ),
+            kind="check",
+        ),
+        Claim(
+            "Over learning rates and sizes, the gap at the end goes with the distance.",
+            "not in the paper",
+            on({"network": _NETWORK}, correlated("distance", "gap", at_least=0.0)),
+            kind="ours",
+        ),
+    ),
+    differences=(
+        "Logistic regression and 784-30-10 on 250 to 1,000 images of MNIST for 30 epochs; the "
+        "paper has convolutional networks on MNIST and CIFAR-10, ImageNet and a recurrent network.",
+        "The losses' difference is the mean over 499 test images, not the supremum over all.",
+    ),
+)

@@ -1,0 +1,89 @@
+"""Two trainings whose data differ in one sample, and nothing else (Hardt et al., ICML 2016)."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lowland.data import load
+from lowland.training import TrainingSettings, mlp, train
+
+Data = tuple[Tensor, Tensor]
+
+_BATCH = 25
+_NEVER = 1e-12  # a training loss that is not reached
+
+
+def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    """How far the two come apart after every epoch, in their weights and in losses of test samples.
+
+    Initial weights and the order of samples are the same. The weights' distance is
+    ``sqrt(|w - w'|^2 / (|w|^2 + |w'|^2))``, as in the paper.
+    """
+    digits = load("mnist5k", per_class=settings["per_class"], test_per_class=50, seed=seed)
+    (X, y), (X_test, y_test) = digits.train, digits.test
+    test = X_test[1:], y_test[1:]
+    other = torch.cat([X_test[:1], X[1:]]), torch.cat([y_test[:1], y[1:]])
+    (w, loss, test_losses), (v, _, other_losses) = (
+        _course(data, test, settings, seed) for data in ((X, y), other)
+    )
+    apart = (w - v).norm(dim=1)
+    distance = apart / (w.square().sum(1) + v.square().sum(1)).sqrt()
+    difference = (test_losses - other_losses).abs().mean(1)
+    gap = test_losses.mean(1) - loss
+    bounds = [convex_bound(X[0], X_test[0], n, settings["rate"]) for n in range(1, len(apart) + 1)]
+    return {
+        "distance": float(distance[-1]),
+        "loss_difference": float(difference[-1]),
+        "gap": float(gap[-1]),
+        "distance_power": power(distance),
+        "loss_power": power(difference),
+        "gap_with_distance": float(torch.corrcoef(torch.stack([distance, gap]))[0, 1]),
+        "share_of_bound": float((apart / torch.tensor(bounds)).max()),
+        "course/distance": distance.numpy(),
+        "course/difference": difference.numpy(),
+        "course/gap": gap.numpy(),
+    }
+
+
+def _course(
+    data: Data, test: Data, settings: dict[str, Any], seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """After every epoch: the weights, (epochs, d), the training loss, and test samples' losses."""
+    model = mlp(tuple(map(int, settings["network"].split("-"))), seed=seed)
+    weights, losses, test_losses = [], [], []
+
+    @torch.no_grad()
+    def record(epoch: int, loss: float) -> None:
+        weights.append(torch.cat([p.detach().double().flatten() for p in model.parameters()]))
+        losses.append(loss)
+        test_losses.append(functional.cross_entropy(model(test[0]), test[1], reduction="none"))
+
+    goal = TrainingSettings(
+        learning_rate=settings["rate"],
+        batch_size=_BATCH,
+        stop_loss=_NEVER,
+        max_epochs=settings["epochs"],
+        seed=seed,
+    )
+    train(model, data, goal, record)
+    return torch.stack(weights), torch.tensor(losses).double(), torch.stack(test_losses).double()
+
+
+def power(curve: Tensor) -> float:
+    """The power of the epoch, counted from 1, with which a curve grows: a fit of logarithms."""
+    epochs = np.arange(1, len(curve) + 1)
+    return float(np.polyfit(np.log(epochs), np.log(curve.numpy()), 1)[0])
+
+
+def convex_bound(x: Tensor, other: Tensor, epochs: int, rate: float) -> float:
+    """How far weights can come apart by one sample where the loss is convex and steps are small.
+
+    Steps on the same samples bring weights no farther apart, and the two that differ are met once
+    in an epoch: their gradients are at most ``sqrt(2) |x|`` long, of softmax and no hidden layer.
+    (The sum of the step sizes times 2 L / n, Theorem 3.8, by the norms of this sample.)
+    """
+    return epochs * rate / _BATCH * math.sqrt(2) * float(x.norm() + other.norm())
