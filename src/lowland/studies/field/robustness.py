@@ -4,8 +4,11 @@ The claims are those of overviews of the field; Dherin et al. (NeurIPS 2022) rel
 geometric complexity, Qu et al. and Caldarola et al. (2022) put SAM into federated averaging.
 """
 
+import numpy as np
+
 from lowland.studies.claims import Test, correlated, larger, on, smaller
-from lowland.studies.panels import Kinds, Scatter
+from lowland.studies.evidence import Column
+from lowland.studies.panels import Against, Scatter
 from lowland.studies.study import Claim, Study
 from lowland.sweep import Grid, trials
 
@@ -37,6 +40,11 @@ def _panel(column: str, label: str) -> Scatter:
     return Scatter("trace", column, "trace", label, by="radius", log="x", where=_TRAINED)
 
 
+def _averaged(radius: float) -> Column:
+    """The test error of federated averaging by clients with this radius of SAM."""
+    return lambda runs: np.where(runs.column("radius") == radius, runs.column("test_error"), np.nan)
+
+
 _OVERVIEW = "overview, Sec. 3.3: flat minima are less sensitive to input perturbations and shifts"
 
 STUDY = Study(
@@ -46,22 +54,13 @@ STUDY = Study(
     quick=_grid([0.1, 0.3], [0.0, 0.2], 2),
     panels=(
         _panel("noise_error", "error with noisy inputs"),
-        _panel("shift_error", "error on shifted images"),
         _panel("calibration_error", "calibration error"),
         _panel("geometric_complexity", "geometric complexity"),
-        Kinds(
-            "radius",
-            "test_error",
+        Against(
+            "unequal",
+            {"SGD": _averaged(0.0), "SAM": _averaged(0.1)},
             "test error of averaging",
-            where={**_FEDERATED, "unequal": 0},
-            title="equal clients",
-        ),
-        Kinds(
-            "radius",
-            "test_error",
-            "test error of averaging",
-            where={**_FEDERATED, "unequal": 1},
-            title="clients of two classes",
+            where=_FEDERATED,
         ),
     ),
     claims=(
