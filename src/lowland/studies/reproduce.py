@@ -297,7 +297,7 @@ def _left_out(runs: Runs) -> tuple[str, ...]:
         groups.setdefault((fate, settings), []).append(row)
     return tuple(
         f"{len(rows)} {fate} at {settings} (seeds {', '.join(str(row['seed']) for row in rows)}): "
-        f"{rows[0]['reason']}"
+        f"{rows[0]['reason'] or 'its goal was not reached'}"
         for (fate, settings), rows in groups.items()
     )
 
