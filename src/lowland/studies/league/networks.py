@@ -84,6 +84,7 @@ def quick() -> Grid:
     few: dict[str, Any] = {"batch_size": 10, "network": _sizes(digits)[:2], "measures": _CHEAP}
     whole = Grid.of_runs(())
     for change in _CHANGES[:-1]:
+        few["layers"] = _last(few["network"][0], dropout="dropout" in change)
         whole += Grid(**{**_fixed(digits), "learning_rate": list(digits.rates), **few, **change})
     return whole
 
