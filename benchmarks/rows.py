@@ -288,7 +288,7 @@ ROWS = [
         error=dense_error,
         error_is="largest difference from float64 autograd over the largest entry",
         tolerance=1e-5,
-        floor=8,
+        floor=15,
     ),
     Row(
         name="duality",
