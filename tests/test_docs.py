@@ -36,10 +36,12 @@ def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
     return [found for found in BLOCK.findall(page.read_text("utf-8")) if found[0] in languages]
 
 
-def named_file(text: str) -> str | None:
-    """The file that a block is the content of, if its first line is ``# name.py``."""
+def written(text: str, desk: Path) -> bool:
+    """Write the file that a block is the content of, if its first line is ``# name.py``."""
     match = re.match(r"# (\w+\.py)\n", text)
-    return match[1] if match else None
+    if match:
+        (desk / match[1]).write_text(text, "utf-8")
+    return match is not None
 
 
 @pytest.fixture
@@ -65,9 +67,7 @@ def follow(page: Path, desk: Path, *languages: str) -> str:
             if language == "sh":
                 for line in text.replace("\\\n", " ").splitlines():
                     print(run_line(line))
-            elif name := named_file(text):
-                (desk / name).write_text(text, "utf-8")
-            else:
+            elif not written(text, desk):
                 exec(compile(text, page.name, "exec"), {"__name__": "__main__"})
     return printed.getvalue()
 
@@ -118,7 +118,8 @@ def test_data_page_runs_and_lists_every_set(desk):
 def test_making_page_runs(desk):
     printed = follow(DOCS / "making.md", desk, "sh")
     assert "comparison: lowland-comparison.html" in printed
-    text = "\n".join(text for _, text in blocks(DOCS / "making.md", "python"))
+    python = [text for _, text in blocks(DOCS / "making.md", "python")]
+    text = "\n".join(text for text in python if not written(text, desk))
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, cwd=desk, timeout=120
     )
@@ -231,9 +232,8 @@ def test_every_question_and_tutorial_is_executed(executed):
 def test_new_measure_is_one_file(desk, monkeypatch):
     monkeypatch.setattr(registry, "_REGISTERED", dict(registry.registered()))
     page = DOCS / "add_a_measure.md"
-    [text] = [text for _, text in blocks(page, "python") if named_file(text)]
-    path = desk / named_file(text)
-    path.write_text(text, "utf-8")
+    assert [written(text, desk) for _, text in blocks(page, "python")].count(True) == 1
+    [path] = desk.glob("*.py")
     importlib.import_module(path.stem)
     assert "gradient_norm: " in follow(page, desk, "python")
 
