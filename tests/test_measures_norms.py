@@ -12,6 +12,9 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
+from lowland.budget import Work
+from lowland.measures.shared import layer_spectra
+from lowland.measures.sharing import work_of
 from lowland.problem import Problem
 from lowland.rescaling import joints
 
@@ -552,3 +555,13 @@ def test_a_scale_counts_with_the_layer_after_it():
     found = row(problem, "spectral_norms")
     expected = float(torch.linalg.matrix_norm(first, 2) * torch.linalg.matrix_norm(after, 2))
     assert found.value == pytest.approx(expected)
+
+
+def test_what_is_refused_is_not_priced_as_if_scales_were_tried():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(12, 2))
+    train = torch.randint(5, (20, 3)), torch.arange(20) % 2
+    problem = Problem(model, train=train)
+    assert "a product over layers would leave it out" in reason(problem, "frobenius_norms")
+    for part in (layer_spectra.scaled, layer_spectra.spectral):
+        assert work_of(part.cost, problem) == Work()
+    assert work_of(layer_spectra.scaled.cost, normalised(1, 0)).forwards > 0

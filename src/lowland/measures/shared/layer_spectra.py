@@ -41,10 +41,14 @@ def _has_scales(problem: Problem) -> bool:
 
 
 def _trials(problem: Problem) -> Work:
-    """A pass over some samples for each layer that a scale may be moved into."""
+    """A pass over some samples for each layer that a scale may be moved into.
+
+    Where the layers are refused nothing is tried, and the error that says so costs nothing.
+    """
+    trials = 1 + len(matrix_layers(problem))
     if not _has_scales(problem):
         return Work()
-    return Work(forwards=(1 + len(matrices(problem))) * min(1.0, TRIED / problem.count()))
+    return Work(forwards=trials * min(1.0, TRIED / problem.count()))
 
 
 @once(_trials)
@@ -67,7 +71,7 @@ def layer_matrices(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, 
 
 def _svd_work(problem: Problem) -> Work:
     """A singular value decomposition for each matrix."""
-    shapes = [layer.shape for layer in matrices(problem).values()]
+    shapes = [layer.shape for layer in matrix_layers(problem)]
     flops = sum(8 * g * out * i * min(out, i) for g, out, i in shapes)
     return Work(flops=flops, needs=(matrix_layers, scaled))
 
