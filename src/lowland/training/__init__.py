@@ -1,8 +1,9 @@
 """Making minima: networks, and how they are trained, one or many at a time."""
 
 from lowland.training.loop import train
-from lowland.training.many import TrainingProgress, train_many
+from lowland.training.many import train_many
 from lowland.training.networks import lenet, mlp
+from lowland.training.runs import TrainingProgress
 from lowland.training.settings import Epoch, Training, TrainingSettings
 
 __all__ = [
