@@ -111,6 +111,25 @@ def test_a_subset_takes_what_all_samples_do_not_and_the_cheap_ones_keep_all():
     assert plan(tasks, allowed=14, count=200).samples is None
 
 
+def test_what_another_goes_through_all_samples_for_is_not_done_again_on_a_subset():
+    sampled = Copies(passes=2, flops=1)
+    tasks = {
+        "share": Task(Work(forwards=1, needs=(spectrum,))),  # of all samples
+        "norm": Task(Work(needs=(spectrum,)), sampled=sampled),
+        "largest": Task(Work(needs=(leading,)), sampled=sampled),
+        "dear": Task(Work(gradients=40), sampled=sampled),
+        "never": Task(Work(gradients=4000), sampled=sampled),  # so that the subset is the least
+    }
+    made = plan(tasks, allowed=19, count=1024)
+    assert made.sampled == {"dear"}
+    # 11 s for the share and what it needs; what others read of it is theirs for nothing
+    assert made.takes == pytest.approx({"dear": 5, "share": 11, "norm": 0, "largest": 1})
+    # without time for all samples, a subset's is all there is
+    made = plan(tasks, allowed=16, count=1024)
+    assert made.sampled == {"dear", "norm", "largest"}
+    assert "share" not in made.takes
+
+
 def test_prices_are_positive_and_in_proportion_to_the_samples():
     known = prices(make_problem())
     assert set(known.units) == set(UNITS)

@@ -2,7 +2,8 @@
 
 Everything is done on all training samples if it fits. If not, the cheapest tasks are, as many as
 fit half of the time; of the others, those that can be estimated are done on a subset, as large as
-lets all of them fit; and what is left of the time goes to the rest.
+lets all of them fit; and what is left of the time goes to the rest. Where these go through all
+samples for something that others read as well, those read it too.
 """
 
 import math
@@ -67,6 +68,9 @@ class _Agenda:
     @property
     def seconds(self) -> float:
         return sum(self.takes.values())
+
+    def copy(self) -> "_Agenda":
+        return replace(self, takes=dict(self.takes), done=set(self.done))
 
     def cost(self, task: Task, share: float | None = None) -> tuple[float, set[Key]]:
         """The seconds of a task after those taken, and the shared work that is done with it."""
@@ -143,14 +147,29 @@ class Plan:
         size = _subset(agenda, others, allowed, count)
         if size is None:
             return plan
-        before = set(agenda.takes)
-        agenda.fill(others, allowed, size / count)
-        sampled = frozenset(agenda.takes) - before
-        agenda.fill({n: t for n, t in tasks.items() if n not in others}, allowed)
+        rest = {name: task for name, task in tasks.items() if name not in others}
+        share = size / count
+        divided = agenda.copy()
+        divided.fill(others, allowed, share)
+        sampled = divided.takes.keys() - agenda.takes.keys()
+        divided.fill(rest, allowed)
+        # What all samples are gone through for anyway needs no subset, if nothing is lost by it.
+        free = {
+            name: task
+            for name, task in others.items()
+            if divided.cost(task)[0] <= _Agenda(prices).cost(task, share)[0]
+        }
+        agenda.fill({name: others[name] for name in others.keys() - free.keys()}, allowed, share)
+        agenda.fill(rest, allowed)
+        agenda.fill(free, allowed)
+        if divided.takes.keys() <= agenda.takes.keys():
+            sampled -= free.keys()
+        else:
+            agenda = divided
         if not sampled:
             return plan
         takes = _in_order(agenda.takes, tasks)
-        return replace(plan, takes=takes, samples=size, sampled=sampled)
+        return replace(plan, takes=takes, samples=size, sampled=frozenset(sampled))
 
     def in_words(self, budget: float, subject: str) -> str:
         """The plan in one line: what a gradient takes, what is planned, and what does not fit."""
@@ -181,7 +200,7 @@ def _subset(agenda: _Agenda, tasks: Mapping[str, Task], allowed: float, count: i
         return None
     size = 2 ** math.floor(math.log2(MOST * count))
     while size > LEAST:
-        trial = replace(agenda, takes=dict(agenda.takes), done=set(agenda.done))
+        trial = agenda.copy()
         trial.fill(tasks, allowed, size / count)
         if tasks.keys() <= trial.takes.keys():
             break

@@ -215,8 +215,8 @@ _STOPPED = (
     "networks fit their labels equally well; the paper trains for 50, 100 or 200 epochs.",
 )
 _FIXED = (
-    "Training takes 50 epochs on MNIST and 100 on CIFAR-10, as in the paper (but for its 200 of the "
-    "Wide ResNet, which here fits all labels within 60), of fewer images: that is fewer steps.",
+    "Training takes 50 epochs on MNIST and 100 on CIFAR-10, as in the paper (but for its 200 of "
+    "the Wide ResNet, which here fits all labels within 60), of fewer images: that is fewer steps.",
 )
 _SAME = (
     "The diagonal of the Hessian is exact; the paper estimates it from differences of gradients "
