@@ -355,8 +355,8 @@ ROWS = [
             tolerance=1e-5,
             floor=1,
             per=20,
-            missed="both read all images twice a product, which sets the time of either: ours takes "
-            "no fewer products of matrices for one vector",
+            missed="both read all images twice a product, which sets the time of either: for one "
+            "vector ours takes no fewer products of matrices",
         )
         for name, workload in (("mlp", workloads.small_mlp), ("mlp256", workloads.middle_mlp))
     ),
