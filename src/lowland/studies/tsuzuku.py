@@ -216,7 +216,7 @@ _STOPPED = (
 )
 _FIXED = (
     "Training takes 50 epochs on MNIST and 100 on CIFAR-10, as in the paper (but for its 200 of "
-    "the Wide ResNet, which here fits all labels within 60), of fewer images: that is fewer steps.",
+    "the Wide ResNet, which here fits all labels within 70), of fewer images: that is fewer steps.",
 )
 _SAME = (
     "The diagonal of the Hessian is exact; the paper estimates it from differences of gradients "
