@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lowland.batches.batch import (
     Batch,
@@ -27,7 +26,14 @@ from lowland.batches.batch import (
     checked_batch,
     shapes,
 )
-from lowland.batches.loaders import in_fixed_order, is_stream, regrouped, stream_batches
+from lowland.batches.loaders import (
+    in_fixed_order,
+    is_data_set,
+    is_list,
+    is_stream,
+    regrouped,
+    stream_batches,
+)
 from lowland.batches.targets import Targets
 from lowland.errors import InputError
 
@@ -40,7 +46,8 @@ class Batches:
 
     Args:
         source: tensors, which are used where they lie (a memory-mapped one stays so), a
-            ``Dataset``, a ``DataLoader``, or any other iterable of batches.
+            ``Dataset`` or what looks like one, a list of samples or batches, a ``DataLoader``, or
+            any other iterable of batches.
         split: ``"train"`` or ``"test"``, for messages.
         batch_size: samples at once, where the source does not say.
         held: the bytes that may be kept of what a loader gives. More than that is read again on
@@ -68,10 +75,14 @@ class Batches:
         self._parts: list[Batch] | DataLoader = []  # or as it comes: ragged, or too large to hold
         if self.streamed:
             self._hold(self._taken(stream_batches(source, batch_size), samples))
-        elif isinstance(source, DataLoader | Dataset):
+        elif isinstance(source, DataLoader) or is_data_set(source):
             self._read(in_fixed_order(source, split, batch_size))
+        elif is_list(source):
+            batches = [checked_batch(raw, split) for raw in source]
+            self._limit = max(held, sum(map(bytes_of, batches)))  # they are in memory already
+            self._hold(batches)
         else:
-            self._whole = checked_batch(pytree.tree_map(_as_tensor, source), split)
+            self._whole = checked_batch(source, split)
             self._targets, self._count = self._whole.targets, len(self._whole)
         if len(self) == 0:
             raise InputError(f"the {split} data is empty; at least one sample is needed")
@@ -255,10 +266,6 @@ class Batches:
         """
         again = [as_batch(raw, self.split) for raw in islice(loader, len(opening))]
         return len(again) == len(opening) and all(map(are_equal, opening, again))
-
-
-def _as_tensor(value: Any) -> Any:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def _size(count: int) -> str:

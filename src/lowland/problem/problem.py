@@ -29,8 +29,8 @@ class Problem(Evaluation):
             torch loss module, a callable ``(outputs, targets) -> (N,)``, or
             :class:`lowland.ModelLoss` of a callable ``(model, batch) -> (N,)``. Cross-entropy of a
             language model of Transformers, with its tokens as labels, is that of the next token.
-        train: ``(inputs, targets)`` as tensors, a ``Dataset``, a ``DataLoader`` or any iterable of
-            batches. Inputs may be a tensor, a tuple (``model(*inputs)``) or a dict
+        train: ``(inputs, targets)`` as tensors or arrays, a ``Dataset`` or what looks like one, a
+            list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a tensor, a tuple (``model(*inputs)``) or a dict
             (``model(**inputs)``; targets under ``"labels"``, as Transformers has it). A loss that
             runs the model itself can do with a tensor of inputs alone. Tensors that are mapped from
             a file stay so. What a loader gives is kept while it fits half of ``memory``; otherwise
