@@ -41,6 +41,7 @@ class Batch:
 
 def as_batch(raw: Any, split: str) -> Batch:
     """Inputs and targets of ``(x, y)``, ``(x1, x2, ..., y)`` or ``{..., "labels": y}``."""
+    inputs: Any
     if isinstance(raw, Mapping):
         key = next((key for key in LABELS if key in raw), None)
         if key is None:
@@ -50,8 +51,7 @@ def as_batch(raw: Any, split: str) -> Batch:
             )
         inputs, targets = {k: v for k, v in raw.items() if k != key}, raw[key]
     elif isinstance(raw, Sequence) and not isinstance(raw, str) and len(raw) >= 2:
-        *inputs, targets = raw
-        inputs = inputs[0] if len(inputs) == 1 else tuple(inputs)
+        inputs, targets = raw[0] if len(raw) == 2 else tuple(raw[:-1]), raw[-1]
     else:
         raise InputError(
             f"{split} data must give (inputs, targets) or a dict with 'labels'; got "

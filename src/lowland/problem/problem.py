@@ -30,12 +30,13 @@ class Problem(Evaluation):
             :class:`lowland.ModelLoss` of a callable ``(model, batch) -> (N,)``. Cross-entropy of a
             language model of Transformers, with its tokens as labels, is that of the next token.
         train: ``(inputs, targets)`` as tensors or arrays, a ``Dataset`` or what looks like one, a
-            list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a tensor, a tuple (``model(*inputs)``) or a dict
-            (``model(**inputs)``; targets under ``"labels"``, as Transformers has it). A loss that
-            runs the model itself can do with a tensor of inputs alone. Tensors that are mapped from
-            a file stay so. What a loader gives is kept while it fits half of ``memory``; otherwise
-            it is read again on each pass. A stream (an ``IterableDataset``, a generator) is read
-            once; ``notes`` say how much of it was taken.
+            list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a
+            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
+            ``"labels"``, as Transformers has it). A loss that runs the model itself can do with a
+            tensor of inputs alone. Tensors that are mapped from a file stay so. What a loader gives
+            is kept while it fits half of ``memory``; otherwise it is read again on each pass. A
+            stream (an ``IterableDataset``, a generator) is read once; ``notes`` say how much of it
+            was taken.
         test: the same for unseen data; measures that need it say so when it is missing.
         batch_size: how many samples go through the model at once, at most; by default, as many
             as is quick for the work at hand.
