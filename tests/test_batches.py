@@ -94,6 +94,24 @@ def test_every_source_gives_the_same_samples_in_the_same_order(source):
     assert len(data) == 10
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        X,
+        X.numpy(),
+        (X,),
+        TensorDataset(X),
+        DataLoader(TensorDataset(X), batch_size=3, shuffle=True),
+        DataLoader(list(X), batch_size=3),
+        iter(X.split(3)),
+    ],
+)
+def test_inputs_alone_will_do_for_a_loss_that_runs_the_model(source):
+    data = Batches(source, "train", batch_size=4, targetless=True)
+    assert torch.equal(everything(data), X)
+    assert data.targets.shape == (10, 0)
+
+
 def test_a_subset_sampler_keeps_its_subset():
     loader = DataLoader(TensorDataset(X, Y), batch_size=2, sampler=SubsetRandomSampler([7, 1, 4]))
     assert torch.equal(everything(Batches(loader, "train", 4)), X[[1, 4, 7]])

@@ -39,9 +39,15 @@ class Batch:
         return Batch(pytree.tree_map(function, self.inputs), function(self.targets))
 
 
-def as_batch(raw: Any, split: str) -> Batch:
-    """Inputs and targets of ``(x, y)``, ``(x1, x2, ..., y)`` or ``{..., "labels": y}``."""
+def as_batch(raw: Any, split: str, targetless: bool = False) -> Batch:
+    """Inputs and targets of ``(x, y)``, ``(x1, x2, ..., y)`` or ``{..., "labels": y}``.
+
+    ``targetless`` also takes inputs alone, ``x`` or ``(x,)``: their targets are empty, (n, 0).
+    """
     inputs: Any
+    if targetless:
+        only = _as_tensor(raw[0] if isinstance(raw, Sequence) and len(raw) == 1 else raw)
+        raw = (only, only.new_zeros(len(only), 0)) if isinstance(only, Tensor) else raw
     if isinstance(raw, Mapping):
         key = next((key for key in LABELS if key in raw), None)
         if key is None:
@@ -88,9 +94,9 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def checked_batch(raw: Any, split: str) -> Batch:
+def checked_batch(raw: Any, split: str, targetless: bool = False) -> Batch:
     """The same; an error if its lengths differ or it holds NaN or infinite values."""
-    batch = as_batch(raw, split)
+    batch = as_batch(raw, split, targetless)
     _check_lengths(batch, split)
     _check_finite(batch, split)
     return batch

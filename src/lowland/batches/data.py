@@ -53,6 +53,7 @@ class Batches:
         held: the bytes that may be kept of what a loader gives. More than that is read again on
             each pass; of a stream no more is taken.
         samples: how many samples to take of a stream.
+        targetless: whether inputs alone will do.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Batches:
         *,
         held: int = HELD_BYTES,
         samples: int | None = None,
+        targetless: bool = False,
     ) -> None:
-        self.split = split
+        self.split, self._targetless = split, targetless
         self.batch_size = batch_size
         self.held_bytes = 0  # of what a loader gave
         self.note: str | None = None  # what a reader should know of the data
@@ -78,11 +80,11 @@ class Batches:
         elif isinstance(source, DataLoader) or is_data_set(source):
             self._read(in_fixed_order(source, split, batch_size))
         elif is_list(source):
-            batches = [checked_batch(raw, split) for raw in source]
+            batches = [checked_batch(raw, split, targetless) for raw in source]
             self._limit = max(held, sum(map(bytes_of, batches)))  # they are in memory already
             self._hold(batches)
         else:
-            self._whole = checked_batch(source, split)
+            self._whole = checked_batch(source, split, targetless)
             self._targets, self._count = self._whole.targets, len(self._whole)
         if len(self) == 0:
             raise InputError(f"the {split} data is empty; at least one sample is needed")
@@ -119,7 +121,7 @@ class Batches:
                 yield from part.split(size)
         else:
             for raw in self._parts:
-                yield from as_batch(raw, self.split).split(size)
+                yield from as_batch(raw, self.split, self._targetless).split(size)
 
     def parts(self, count: int) -> Iterator[Batch]:
         """All samples in order, in so many batches of about the same size."""
@@ -151,7 +153,7 @@ class Batches:
                 f"{_size(self._limit)} may be held: pass Problem(memory=...) with more bytes"
             )
         raw = loader.collate_fn([loader.dataset[order[i]] for i in chosen])
-        return as_batch(raw, self.split)
+        return as_batch(raw, self.split, self._targetless)
 
     def subset(self, places: Tensor) -> "Batches":
         """The samples at ``places``, in their own order, as data of the same kind."""
@@ -182,7 +184,7 @@ class Batches:
         """The first samples of a stream: so many, or as many as may be held."""
         count, size, more = 0, 0, False
         for raw in source:
-            batch = checked_batch(raw, self.split)
+            batch = checked_batch(raw, self.split, self._targetless)
             most = samples if samples is not None else self._limit // bytes_each(batch)
             room = most - count
             if room <= 0:
@@ -213,7 +215,7 @@ class Batches:
         def noted() -> Iterator[Batch]:
             count = 0
             for raw in loader:
-                batch = checked_batch(raw, self.split)
+                batch = checked_batch(raw, self.split, self._targetless)
                 if count < _COMPARED:
                     opening.append(batch)
                 count += len(batch)
@@ -264,7 +266,9 @@ class Batches:
         ``(p^2 + (1 - p)^2)^256``, once in 170 times for p = 1/100. Data that is kept in memory is
         still one fixed data set then, though another one each time it is read.
         """
-        again = [as_batch(raw, self.split) for raw in islice(loader, len(opening))]
+        again = [
+            as_batch(raw, self.split, self._targetless) for raw in islice(loader, len(opening))
+        ]
         return len(again) == len(opening) and all(map(are_equal, opening, again))
 
 
