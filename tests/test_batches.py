@@ -51,12 +51,33 @@ class Stream(IterableDataset):
         return iter([(X[i], Y[i]) for i in order])
 
 
+class Indexed:
+    """What looks like a data set and is none of torch's, as those of Hugging Face."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return X[i], int(Y[i])
+
+    def __iter__(self):
+        return map(self.__getitem__, range(10))
+
+
 @pytest.mark.parametrize(
     "source",
     [
         (X, Y),
         (X.numpy(), Y.numpy()),
+        (X.flip(0).numpy()[::-1], Y.numpy().astype(">i4")),
+        (X, Y.to(torch.uint16)),
         TensorDataset(X, Y),
+        Indexed(),
+        [(x, int(y)) for x, y in zip(X, Y, strict=True)],
+        list(zip(X, Y, strict=True)),
+        list(zip(X.split(3), Y.split(3), strict=True)),
+        list(DataLoader(TensorDataset(X, Y), batch_size=3)),
+        zip(X.numpy().reshape(5, 2, 2), Y.numpy().reshape(5, 2), strict=True),
         DataLoader(TensorDataset(X, Y), batch_size=3),
         DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True, drop_last=True),
         DataLoader(TensorDataset(X, Y), batch_size=3, num_workers=1, shuffle=True),
@@ -69,7 +90,26 @@ def test_every_source_gives_the_same_samples_in_the_same_order(source):
     assert torch.equal(everything(data), X)
     assert torch.equal(everything(data), X)
     assert torch.equal(data.targets, Y)
+    assert data.targets.max() == 2
     assert len(data) == 10
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        X,
+        X.numpy(),
+        (X,),
+        TensorDataset(X),
+        DataLoader(TensorDataset(X), batch_size=3, shuffle=True),
+        DataLoader(list(X), batch_size=3),
+        iter(X.split(3)),
+    ],
+)
+def test_inputs_alone_will_do_for_a_loss_that_runs_the_model(source):
+    data = Batches(source, "train", batch_size=4, targetless=True)
+    assert torch.equal(everything(data), X)
+    assert data.targets.shape == (10, 0)
 
 
 def test_a_subset_sampler_keeps_its_subset():
@@ -305,6 +345,11 @@ def test_labels_of_sequences_of_different_lengths_are_padded_with_the_ignored_on
         (TensorDataset(X * float("nan"), Y), "inputs hold 8 NaN or infinite"),
         ((["a"] * 10, Y), "must be tensors"),
         (7, "got int"),
+        ("abc", "got str"),
+        ((X, Y.tolist()), "targets must be a tensor or array .* got a list of 10"),
+        ({"x": X, "labels": Y.tolist()}, "targets must be a tensor or array .* got a list of 10"),
+        (({"x": x, "labels": int(y)} for x, y in zip(X, Y, strict=True)), "single samples"),
+        ((X, np.array(["a", "b"] * 5)), "holds no numbers"),
     ],
 )
 def test_unusable_data_is_refused_in_words(source, words):

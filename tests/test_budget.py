@@ -55,6 +55,22 @@ def test_work_that_runs_out_of_time_stops_between_passes_over_the_data():
     problem.losses("train")  # the limit ends with the block
 
 
+def test_a_part_of_a_run_ends_quietly_and_the_run_goes_on_unless_its_own_time_is_up():
+    problem, clock, passes = make_problem(), budget.Clock(3600), 0
+    with clock.limited():
+        with budget.at_most(0.0):
+            problem.losses("train")
+            passes += 1
+        problem.losses("train")
+        passes += 1
+    assert passes == 1
+    assert clock.stopped is None
+    short = budget.Clock(0.0)
+    with short.limited(), budget.at_most(3600):
+        problem.losses("train")
+    assert short.stopped is not None
+
+
 def interrupting(name: str, count: int = 1):
     """A progress callback that sends Ctrl-C when a stage of this name begins."""
 

@@ -306,8 +306,35 @@ def test_a_measure_that_does_not_apply_says_so_and_the_rest_go_on():
     assert regression["weight_norm"].value > 0
 
 
+def test_the_trace_of_a_small_network_is_exact_where_no_layer_is_seen_through():
+    def equation(run, t):
+        t = t.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(run(t).sum(), t, create_graph=True)
+        return (slope - t.cos()).square().squeeze(1)
+
+    torch.manual_seed(0)
+    hidden = nn.Linear(1, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh()
+    model = nn.Sequential(*hidden, nn.Linear(6, 1)).double()
+    points = torch.rand(58, 1, dtype=torch.float64)
+    loss = ll.ModelLoss(lambda run, batch: equation(run, batch.inputs))
+    found = ll.measure(ll.Problem(model, loss, train=points), "trace")["trace"]
+
+    names, weights = zip(*model.named_parameters(), strict=True)
+
+    def mean_loss(*weights):
+        params = dict(zip(names, weights, strict=True))
+        return equation(lambda t: torch.func.functional_call(model, params, (t,)), points).mean()
+
+    blocks = torch.autograd.functional.hessian(mean_loss, weights)
+    sizes = [w.numel() for w in weights]
+    trace = sum(float(blocks[i][i].reshape(n, n).trace()) for i, n in enumerate(sizes))
+    assert found.stderr is None
+    assert found.value == pytest.approx(trace, rel=1e-9)
+
+
 def test_an_estimated_measure_carries_its_error(monkeypatch):
     monkeypatch.setattr("lowland.curvature.diagonals._PRODUCTS", 0)  # no product for each weight
+    monkeypatch.setattr("lowland.measures.shared.spectrum.AFFORDABLE", 0)  # nor all eigenvalues
     problem = CASES["lstm"].problem()
     found = ll.measure(problem, "trace")["trace"]
     assert 0 < found.stderr <= 0.01 * found.value

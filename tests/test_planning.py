@@ -136,6 +136,13 @@ def test_prices_are_positive_and_in_proportion_to_the_samples():
     assert all(seconds > 0 for seconds in known.units.values())
 
 
+def test_prices_that_a_short_run_has_no_time_for_are_those_usual():
+    units = prices(make_problem(), allowed=0.0).units
+    assert set(units) == set(UNITS)
+    usual = {"products": 3, "columns": 3, "ggn_columns": 3, "diagonals": 10, "fishers": 2}
+    assert {unit: units[unit] / units["gradients"] for unit in usual} == pytest.approx(usual)
+
+
 def test_prices_of_a_model_that_has_no_second_derivatives_are_those_usual():
     class Opaque(torch.autograd.Function):
         @staticmethod

@@ -108,7 +108,7 @@ def one_second(monkeypatch):
     """Every pass over all data is said to take a second, and linear algebra nothing."""
     units = {**dict.fromkeys(UNITS, 1.0), "flops": 0.0, "sample_flops": 0.0}
 
-    def made_up(problem):
+    def made_up(problem, allowed):
         return Prices(units, lambda shared: work_of(shared.cost, problem))
 
     monkeypatch.setattr("lowland.measures.schedule.prices", made_up)

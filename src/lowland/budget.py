@@ -166,6 +166,19 @@ class Clock:
             _DEADLINE.reset(token)
 
 
+@contextlib.contextmanager
+def at_most(allowed: float) -> Iterator[None]:
+    """Work that ends quietly after so many seconds; and with the run, if its time is up before."""
+    token = _DEADLINE.set(min(_DEADLINE.get(), time.monotonic() + allowed))
+    try:
+        yield
+    except OutOfBudget:
+        pass
+    finally:
+        _DEADLINE.reset(token)
+    check_time()
+
+
 def check_time() -> None:
     """Stop here if the time of the run is up; called wherever data go through a model."""
     if time.monotonic() > _DEADLINE.get():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -11,6 +12,8 @@ from torch.utils import _pytree as pytree
 from lowland.errors import InputError
 
 Inputs = Any  # a tensor, or a tuple or dict of tensors, with the samples along dimension 0
+LABELS = ("labels", "label")  # under which a dict has its targets
+_NOT_COMPARED = (torch.uint16, torch.uint32, torch.uint64)  # torch can store these and little else
 
 
 @dataclass(frozen=True)
@@ -36,36 +39,64 @@ class Batch:
         return Batch(pytree.tree_map(function, self.inputs), function(self.targets))
 
 
-def as_batch(raw: Any, split: str) -> Batch:
-    """Inputs and targets of ``(x, y)``, ``(x1, x2, ..., y)`` or ``{..., "labels": y}``."""
+def as_batch(raw: Any, split: str, targetless: bool = False) -> Batch:
+    """Inputs and targets of ``(x, y)``, ``(x1, x2, ..., y)`` or ``{..., "labels": y}``.
+
+    ``targetless`` also takes inputs alone, ``x`` or ``(x,)``: their targets are empty, (n, 0).
+    """
+    inputs: Any
+    if targetless:
+        only = _as_tensor(raw[0] if isinstance(raw, Sequence) and len(raw) == 1 else raw)
+        raw = (only, only.new_zeros(len(only), 0)) if isinstance(only, Tensor) else raw
     if isinstance(raw, Mapping):
-        for key in ("labels", "label"):
-            if key in raw:
-                return Batch({k: v for k, v in raw.items() if k != key}, raw[key])
+        key = next((key for key in LABELS if key in raw), None)
+        if key is None:
+            raise InputError(
+                f"a {split} batch is a dict with {', '.join(map(repr, raw))}; its targets must be "
+                "under 'labels'"
+            )
+        inputs, targets = {k: v for k, v in raw.items() if k != key}, raw[key]
+    elif isinstance(raw, Sequence) and not isinstance(raw, str) and len(raw) >= 2:
+        inputs, targets = raw[0] if len(raw) == 2 else tuple(raw[:-1]), raw[-1]
+    else:
         raise InputError(
-            f"a {split} batch is a dict with {', '.join(map(repr, raw))}; its targets must be "
-            "under 'labels'"
+            f"{split} data must give (inputs, targets) or a dict with 'labels'; got "
+            f"{_describe(raw)}"
         )
-    if isinstance(raw, Sequence) and len(raw) >= 2:
-        *inputs, targets = raw
-        if isinstance(targets, Tensor):
-            return Batch(inputs[0] if len(inputs) == 1 else tuple(inputs), targets)
-    raise InputError(
-        f"{split} data must give (inputs, targets) or a dict with 'labels'; got {_describe(raw)}"
-    )
+    inputs, targets = pytree.tree_map(_as_tensor, inputs), _as_tensor(targets)
+    if not isinstance(targets, Tensor):
+        raise InputError(
+            f"the {split} targets must be a tensor or array with one entry per sample; got "
+            f"{_describe(targets)}"
+        )
+    return Batch(inputs, targets.long() if targets.dtype in _NOT_COMPARED else targets)
+
+
+def _as_tensor(value: Any) -> Any:
+    """Arrays and numbers as tensors, which share the memory of an array where torch allows it."""
+    if isinstance(value, int | float):
+        return torch.tensor(value)
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise InputError(f"an array of {array.dtype} holds no numbers; tensors are made of numbers")
+    if not array.dtype.isnative or min(array.strides, default=0) < 0:
+        array = array.astype(array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array)
 
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} without targets"
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return f"a {type(value).__name__} of {len(value)}"
     return type(value).__name__
 
 
-def checked_batch(raw: Any, split: str) -> Batch:
+def checked_batch(raw: Any, split: str, targetless: bool = False) -> Batch:
     """The same; an error if its lengths differ or it holds NaN or infinite values."""
-    batch = as_batch(raw, split)
+    batch = as_batch(raw, split, targetless)
     _check_lengths(batch, split)
     _check_finite(batch, split)
     return batch

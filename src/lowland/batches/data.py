@@ -12,11 +12,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lowland.batches.batch import (
     Batch,
@@ -27,7 +26,14 @@ from lowland.batches.batch import (
     checked_batch,
     shapes,
 )
-from lowland.batches.loaders import in_fixed_order, is_stream, regrouped, stream_batches
+from lowland.batches.loaders import (
+    in_fixed_order,
+    is_data_set,
+    is_list,
+    is_stream,
+    regrouped,
+    stream_batches,
+)
 from lowland.batches.targets import Targets
 from lowland.errors import InputError
 
@@ -40,12 +46,14 @@ class Batches:
 
     Args:
         source: tensors, which are used where they lie (a memory-mapped one stays so), a
-            ``Dataset``, a ``DataLoader``, or any other iterable of batches.
+            ``Dataset`` or what looks like one, a list of samples or batches, a ``DataLoader``, or
+            any other iterable of batches.
         split: ``"train"`` or ``"test"``, for messages.
         batch_size: samples at once, where the source does not say.
         held: the bytes that may be kept of what a loader gives. More than that is read again on
             each pass; of a stream no more is taken.
         samples: how many samples to take of a stream.
+        targetless: whether inputs alone will do.
     """
 
     def __init__(
@@ -56,8 +64,9 @@ class Batches:
         *,
         held: int = HELD_BYTES,
         samples: int | None = None,
+        targetless: bool = False,
     ) -> None:
-        self.split = split
+        self.split, self._targetless = split, targetless
         self.batch_size = batch_size
         self.held_bytes = 0  # of what a loader gave
         self.note: str | None = None  # what a reader should know of the data
@@ -68,10 +77,14 @@ class Batches:
         self._parts: list[Batch] | DataLoader = []  # or as it comes: ragged, or too large to hold
         if self.streamed:
             self._hold(self._taken(stream_batches(source, batch_size), samples))
-        elif isinstance(source, DataLoader | Dataset):
+        elif isinstance(source, DataLoader) or is_data_set(source):
             self._read(in_fixed_order(source, split, batch_size))
+        elif is_list(source):
+            batches = [checked_batch(raw, split, targetless) for raw in source]
+            self._limit = max(held, sum(map(bytes_of, batches)))  # they are in memory already
+            self._hold(batches)
         else:
-            self._whole = checked_batch(pytree.tree_map(_as_tensor, source), split)
+            self._whole = checked_batch(source, split, targetless)
             self._targets, self._count = self._whole.targets, len(self._whole)
         if len(self) == 0:
             raise InputError(f"the {split} data is empty; at least one sample is needed")
@@ -108,7 +121,7 @@ class Batches:
                 yield from part.split(size)
         else:
             for raw in self._parts:
-                yield from as_batch(raw, self.split).split(size)
+                yield from as_batch(raw, self.split, self._targetless).split(size)
 
     def parts(self, count: int) -> Iterator[Batch]:
         """All samples in order, in so many batches of about the same size."""
@@ -140,7 +153,7 @@ class Batches:
                 f"{_size(self._limit)} may be held: pass Problem(memory=...) with more bytes"
             )
         raw = loader.collate_fn([loader.dataset[order[i]] for i in chosen])
-        return as_batch(raw, self.split)
+        return as_batch(raw, self.split, self._targetless)
 
     def subset(self, places: Tensor) -> "Batches":
         """The samples at ``places``, in their own order, as data of the same kind."""
@@ -171,7 +184,7 @@ class Batches:
         """The first samples of a stream: so many, or as many as may be held."""
         count, size, more = 0, 0, False
         for raw in source:
-            batch = checked_batch(raw, self.split)
+            batch = checked_batch(raw, self.split, self._targetless)
             most = samples if samples is not None else self._limit // bytes_each(batch)
             room = most - count
             if room <= 0:
@@ -202,7 +215,7 @@ class Batches:
         def noted() -> Iterator[Batch]:
             count = 0
             for raw in loader:
-                batch = checked_batch(raw, self.split)
+                batch = checked_batch(raw, self.split, self._targetless)
                 if count < _COMPARED:
                     opening.append(batch)
                 count += len(batch)
@@ -253,12 +266,10 @@ class Batches:
         ``(p^2 + (1 - p)^2)^256``, once in 170 times for p = 1/100. Data that is kept in memory is
         still one fixed data set then, though another one each time it is read.
         """
-        again = [as_batch(raw, self.split) for raw in islice(loader, len(opening))]
+        again = [
+            as_batch(raw, self.split, self._targetless) for raw in islice(loader, len(opening))
+        ]
         return len(again) == len(opening) and all(map(are_equal, opening, again))
-
-
-def _as_tensor(value: Any) -> Any:
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def _size(count: int) -> str:

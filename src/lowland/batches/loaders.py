@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
+from lowland.batches.batch import LABELS
 from lowland.errors import InputError
 
 
@@ -14,10 +15,38 @@ def is_stream(source: Any) -> bool:
     """Whether the data can only be read from its beginning: no index leads to a sample."""
     if isinstance(source, DataLoader):  # without a batch size, its data set gives whole batches
         return isinstance(source.dataset, IterableDataset) or source.batch_sampler is None
+    if isinstance(source, IterableDataset):
+        return True
+    return isinstance(source, Iterable) and not (_is_at_hand(source) or is_data_set(source))
+
+
+def is_data_set(source: Any) -> bool:
+    """Whether an index leads to a sample: torch's data sets and what looks like one, and lists."""
     if isinstance(source, Dataset):
-        return isinstance(source, IterableDataset)
-    at_hand = (Tensor, np.ndarray, Mapping, Sequence)
-    return isinstance(source, Iterable) and not isinstance(source, at_hand)
+        return not isinstance(source, IterableDataset)
+    if is_list(source):
+        return np.ndim(_target(source[0])) == 0
+    indexed = hasattr(type(source), "__getitem__") and hasattr(type(source), "__len__")
+    return indexed and not _is_at_hand(source)
+
+
+def is_list(source: Any) -> bool:
+    """Whether it is a list of samples or batches, rather than one of inputs and targets."""
+    return (
+        isinstance(source, list)
+        and bool(source)
+        and all(isinstance(item, Mapping | list | tuple) for item in source)
+    )
+
+
+def _target(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return next((item[key] for key in LABELS if key in item), None)
+    return item[-1] if item else None
+
+
+def _is_at_hand(source: Any) -> bool:
+    return isinstance(source, Tensor | np.ndarray | Mapping | Sequence)
 
 
 def stream_batches(source: Iterable, batch_size: int) -> Iterable:

@@ -1,7 +1,7 @@
 """Curvature of the training loss: exact by structure where possible, products everywhere."""
 
 from lowland.curvature.density import Density, spectral_density
-from lowland.curvature.diagonals import Diagonal, diagonal, remainder_work, trace
+from lowland.curvature.diagonals import Diagonal, diagonal, remainder_work, seen_through, trace
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock, layer_operator, layer_operators
 from lowland.curvature.forward import ForwardPass, gradients
@@ -82,6 +82,7 @@ __all__ = [
     "rounding",
     "sample_gradients",
     "samples_within",
+    "seen_through",
     "spectral_density",
     "trace",
 ]

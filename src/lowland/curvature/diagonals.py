@@ -222,6 +222,12 @@ def remainder_work(problem: Problem, limit: int) -> Work:
     return work
 
 
+def seen_through(problem: Problem) -> bool:
+    """Whether the trace of the Hessian is exact by structure, with no part that is estimated."""
+    rest = remainder_work(problem, 1)
+    return not (rest.gradients or rest.columns)  # of random shifts, and of random vectors
+
+
 @dataclass(frozen=True)
 class _Plan:
     """What is known exactly of some parameters, and what is left to estimate."""

@@ -1,5 +1,7 @@
 """What each kind of pass over the data takes here, measured on as few samples as will do."""
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from functools import cache
@@ -7,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lowland.budget import UNITS
+from lowland.budget import UNITS, at_most
 from lowland.curvature import Curvature, exact_diagonal, ggn, give_back, hessian, parameters
 from lowland.measures.planning import Prices
 from lowland.measures.shared.spectrum import whole_hessian
@@ -21,7 +23,9 @@ _FIRST = 4
 _BLOCK = 2  # columns, as the spectral pass has
 _RUNS, _TOO_LONG = 5, 0.5  # of a pass, and the seconds of one that is not done again
 _FLOPS = 256  # rows of the matrices that are multiplied
-# In gradients, where a model does not have the derivative: nothing that needs it will take long.
+_PART = 0.5  # of the time, that pricing what takes many passes may take
+# In gradients, where that part is over, or a model does not have the derivative: nothing that needs
+# it will take long.
 _USUAL = {
     "products": 3.0,
     "columns": 3.0,
@@ -31,8 +35,8 @@ _USUAL = {
 }
 
 
-def prices(problem: Problem) -> Prices:
-    """Every unit of work in seconds over all training samples."""
+def prices(problem: Problem, allowed: float = math.inf) -> Prices:
+    """Every unit of work in seconds over all training samples, for a run of so many seconds."""
     flop = _seconds_of_a_flop()
     few, _ = _enough(problem, _LONG, _FIRST)
     many, seconds = _enough(problem, _LONGER, len(few.train))
@@ -40,12 +44,12 @@ def prices(problem: Problem) -> Prices:
     share = problem.count() / len(many.train)
     units = {"flops": flop, "sample_flops": flop}
     units |= {"gradients": seconds * share, "forwards": forward * share}
-    for unit, passing in _passes(problem, few).items():
-        give_back(problem)
-        try:
-            units[unit] = passing() * problem.count() / len(few.train)
-        except Exception:  # the measures that need it say why it cannot be
-            units[unit] = _USUAL[unit] * units["gradients"]
+    units |= {unit: usual * units["gradients"] for unit, usual in _USUAL.items()}
+    with at_most(_PART * allowed):
+        for unit, passing in _passes(problem, few).items():
+            give_back(problem)
+            with contextlib.suppress(Exception):  # the measures that need it say why it cannot be
+                units[unit] = passing() * problem.count() / len(few.train)
     give_back(problem)
     assert set(units) == set(UNITS)
     return Prices(units, lambda shared: work_of(shared.cost, problem))  # type: ignore[attr-defined]

@@ -43,7 +43,8 @@ class Schedule:
         with self.clock.limited():
             self.progress("what one gradient takes")
             try:
-                unit_prices, allowed = prices(problem), self.clock.allowed
+                allowed = self.clock.allowed
+                unit_prices = prices(problem, allowed - self.clock.spent)
             except Exception:  # a model without a gradient: the measures that need one say why
                 return
             plan = Plan.of(tasks, unit_prices, allowed - self.clock.spent, problem.count())

@@ -1,14 +1,26 @@
 """Trace of the whole network's Hessian."""
 
-from lowland.curvature import few_outputs
+from lowland.budget import Work
+from lowland.curvature import few_outputs, seen_through
 from lowland.curvature import trace as trace_of
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
 from lowland.measures.shared.diagonals import gauss_newton_diagonal, hessian_work, shifts
-from lowland.measures.shared.spectrum import whole_hessian
+from lowland.measures.shared.spectrum import affordable, hessian_spectrum, value_of, whole_hessian
 from lowland.problem import Problem
 
 OPEN = 0.25  # a trace with a larger standard error, as a share of it, is none
+
+
+def _is_sum(problem: Problem) -> bool:
+    """Whether it is the sum of all eigenvalues, where layers alone would leave it an error."""
+    return affordable(problem) and not problem.sharded and not seen_through(problem)
+
+
+def _work(problem: Problem) -> Work:
+    if _is_sum(problem):
+        return Work(needs=(hessian_spectrum,))
+    return hessian_work(problem, 2 * shifts(problem))
 
 
 @register(
@@ -20,13 +32,15 @@ OPEN = 0.25  # a trace with a larger standard error, as a share of it, is none
     citation="Keskar et al. 2017; Dinh et al. 2017 (it changes under rescaling)",
     sampled=True,
     sharper="higher",
-    cost=lambda problem: hessian_work(problem, 2 * shifts(problem)),
+    cost=_work,
 )
 def trace(problem: Problem) -> Value:
-    """Exact where layers can be seen through, otherwise estimated from so many passes.
+    """Exact where layers can be seen through or all eigenvalues are known, otherwise estimated.
 
-    They end before when the standard error is 1 %.
+    The passes of an estimate end when the standard error is 1 %.
     """
+    if _is_sum(problem) and (spectrum := hessian_spectrum(problem)).exact:
+        return value_of(spectrum.total(lambda eigenvalues: eigenvalues), spectrum)
     gauss_newton = gauss_newton_diagonal(problem) if few_outputs(problem) else None
     estimate = trace_of(
         whole_hessian(problem),

@@ -1,7 +1,6 @@
 """A user's model: out of its wrappers, its parameters by name, and how a batch goes into it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,8 +86,3 @@ def arguments(inputs: Inputs) -> tuple[tuple, dict]:
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
     return (inputs,), {}
-
-
-def without_targets(data: Any) -> Any:
-    """A tensor of inputs alone with empty targets (n, 0); other data as it is."""
-    return (data, data.new_zeros(len(data), 0)) if isinstance(data, Tensor) else data

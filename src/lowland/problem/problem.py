@@ -14,7 +14,7 @@ from lowland.losses import Loss, LossLike, resolve
 from lowland.problem.checks import check_gradients, check_loss, check_model
 from lowland.problem.conventions import as_the_model_has_it
 from lowland.problem.evaluation import BATCH, Evaluation
-from lowland.problem.model import unwrap, without_targets
+from lowland.problem.model import unwrap
 from lowland.problem.network import Network
 from lowland.problem.traceless import differentiating, random_state_kept
 
@@ -29,13 +29,13 @@ class Problem(Evaluation):
             torch loss module, a callable ``(outputs, targets) -> (N,)``, or
             :class:`lowland.ModelLoss` of a callable ``(model, batch) -> (N,)``. Cross-entropy of a
             language model of Transformers, with its tokens as labels, is that of the next token.
-        train: ``(inputs, targets)`` as tensors, a ``Dataset``, a ``DataLoader`` or any iterable of
-            batches. Inputs may be a tensor, a tuple (``model(*inputs)``) or a dict
-            (``model(**inputs)``; targets under ``"labels"``, as Transformers has it). A loss that
-            runs the model itself can do with a tensor of inputs alone. Tensors that are mapped from
-            a file stay so. What a loader gives is kept while it fits half of ``memory``; otherwise
-            it is read again on each pass. A stream (an ``IterableDataset``, a generator) is read
-            once; ``notes`` say how much of it was taken.
+        train: ``(inputs, targets)`` as tensors or arrays, a ``Dataset`` or what looks like one, a
+            list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a
+            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
+            ``"labels"``, as Transformers has it). A loss that runs the model itself can do with
+            inputs alone. Tensors that are mapped from a file stay so. What a loader gives is kept
+            while it fits half of ``memory``; otherwise it is read again on each pass. A stream (an
+            ``IterableDataset``, a generator) is read once; ``notes`` say how much of it was taken.
         test: the same for unseen data; measures that need it say so when it is missing.
         batch_size: how many samples go through the model at once, at most; by default, as many
             as is quick for the work at hand.
@@ -102,14 +102,13 @@ class Problem(Evaluation):
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
             self._network = Network(model, params, dtype, memory)
             size = batch_size or BATCH
-            if resolve(loss).needs_model:
-                train, test = without_targets(train), without_targets(test)
             held = memory // 2  # of both
-            self.train = Batches(train, "train", size, held=held, samples=samples)
+            how: Any = {"samples": samples, "targetless": resolve(loss).needs_model}
+            self.train = Batches(train, "train", size, held=held, **how)
             held -= self.train.held_bytes
             self._test = None
             if test is not None:
-                self._test = Batches(test, "test", size, held=held, samples=samples)
+                self._test = Batches(test, "test", size, held=held, **how)
             if samples is not None and not any(data.streamed for data in self._splits()):
                 raise InputError("samples=... is for streams; this data is read as a whole")
             self.loss = self._resolved(loss)

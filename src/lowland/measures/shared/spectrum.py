@@ -59,11 +59,17 @@ _BESIDE = 4  # vectors beside those of the basis that a step takes, for each pro
 CALL = 1e6  # operations in the time that the calls of one parameter's layer take, however small
 
 
+def affordable(problem: Problem) -> bool:
+    """Whether all eigenvalues of its matrices can be had, as far as sizes tell."""
+    size = sum(p.numel() for p in problem.params.values())
+    operations = 12 * size * problem.count() + CALL * len(problem.params)
+    return _small(problem) and operations * size <= AFFORDABLE
+
+
 def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
     """Products with the whole of a small matrix or with a block, and what orthogonalises it."""
     size = sum(p.numel() for p in problem.params.values())
-    operations = 12 * size * problem.count() + CALL * len(problem.params)
-    if _small(problem) and operations * size <= AFFORDABLE:
+    if affordable(problem):
         columns, flops = size, 10 * size**3
     else:
         columns = PROBES * _USUAL if of == "hessian" else GGN_STEPS
