@@ -525,6 +525,32 @@ def test_activation_checkpointing_is_off_while_a_model_is_measured(reentrant):
     )
 
 
+class PartlyCompiled(nn.Module):
+    """A submodule, a submodule in place, and a function that torch.compile made."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.first.compile(backend="aot_eager")
+        self.compiled = torch.compile(self.last, backend="aot_eager")
+        self.bend = torch.compile(torch.tanh, backend="aot_eager")
+
+    def forward(self, x):
+        return self.compiled(self.bend(self.first(x)))
+
+
+def test_compiled_parts_of_a_model_run_as_they_were_written_while_it_is_measured():
+    torch.manual_seed(0)
+    model = PartlyCompiled()
+    plain = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    weights = dict(zip(plain.state_dict(), model.state_dict().values(), strict=False))
+    plain.load_state_dict(weights)
+    one, two = (ll.hessian(Problem(m, train=(X, Y))) for m in (model, plain))
+    assert one.strategy == two.strategy
+    torch.testing.assert_close(one.dense(), two.dense())
+    assert ll.trace(one).value == pytest.approx(ll.trace(two).value)
+
+
 class Saving(nn.Module):
     """Keeps for the backward pass something else than what was computed."""
 

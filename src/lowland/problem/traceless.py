@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,8 +101,10 @@ def plain_operations(model: nn.Module) -> Iterator[None]:
 
     Fused attention and the fused LSTM have no second derivative, nor have sparse gradients of
     embeddings. Activation checkpointing runs parts of the model again while it is differentiated,
-    when other weights stand in it. Where vmap has no rule for an operation, it warns of the time
-    that this takes: our plans count it. Use it inside of :func:`modules_kept`.
+    when other weights stand in it. What torch.compile made of parts of the model or of functions in
+    it cannot be differentiated twice either, and runs as it was written. Where vmap has no rule for
+    an operation, it warns of the time that this takes: our plans count it. Use it inside of
+    :func:`modules_kept`.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -116,7 +119,7 @@ def plain_operations(model: nn.Module) -> Iterator[None]:
             torch.backends.mkldnn.set_flags(_enabled=False)
         for name, plain in names.items():
             setattr(torch.utils.checkpoint, name, plain)
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), _uncompiled():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -124,6 +127,12 @@ def plain_operations(model: nn.Module) -> Iterator[None]:
         torch.backends.mkldnn.set_flags(_enabled=mkldnn)
         for name, value in before.items():
             setattr(torch.utils.checkpoint, name, value)
+
+
+def _uncompiled() -> contextlib.AbstractContextManager:
+    if "torch._dynamo" not in sys.modules:  # slow to import, and nothing is compiled without it
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 def _once(*args: Any, **kwargs: Any) -> Iterator[None]:
