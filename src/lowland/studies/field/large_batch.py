@@ -104,7 +104,8 @@ _ORIGINAL = (
     "1,000 images of MNIST, 784-30-30-10 without biases or batch normalisation, and batches of 0.5 "
     "to 10 % of the data; the paper's F1 has five hidden layers of 512 with batch normalisation, "
     "60,000 images, and batches of 256 and 6,000. But for that normalisation it is this grid with "
-    'data="mnist", network="784-512-512-512-512-512-10", batch_size=[256, 6000] and per_class=None.',
+    'data="mnist", network="784-512-512-512-512-512-10", batch_size=[256, 6000] and '
+    "per_class=None.",
     "Training ends at a training loss of 0.001 (0.01 in the quick version), whatever the batch; "
     "the paper trains until the loss no longer falls.",
 )
