@@ -12,14 +12,20 @@ from lowland.studies.trials import pac_bayes
 
 
 def test_random_labels_are_coins_and_true_ones_halves_of_the_digits():
-    X, y = pac_bayes.labelled(5, "true", seed=2)[0]
+    X, y = pac_bayes.labelled("mnist5k", 5, "true", seed=2)[0]
     digits = ll.data.load("mnist5k", per_class=5, seed=2).train
     assert (y == (digits[1] >= 5)).all()
     assert (digits[0] == X).all()
-    coins = pac_bayes.labelled(100, "random", seed=2)[0][1]
+    coins = pac_bayes.labelled("mnist5k", 100, "random", seed=2)[0][1]
     assert set(coins.tolist()) == {0, 1}
     assert abs(float(coins.double().mean()) - 0.5) < 0.07  # 4.4 standard deviations
     assert len(coins) == 1000
+
+
+def test_images_are_those_of_the_data_that_is_named():
+    X, y = pac_bayes.labelled("digits", 3, "true", seed=0)[0]
+    assert X.flatten(1).shape == (30, 64)
+    assert set(y.tolist()) == {0, 1}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from lowland.studies.evidence import Runs
 from lowland.studies.feng_tu.grids import PLAIN
-from lowland.studies.field.travel import STUDY
+from lowland.studies.field.travel import _PLACES, STUDY, _at_hand
 
 KEYS = ("learning_rate", "batch_size", "decay", "init_scale")
 
@@ -27,6 +27,18 @@ def test_places_have_files_of_their_own():
     readings = STUDY.readings
     assert len({reading.suffix for reading in readings}) == len(readings)
     assert len({reading.name for reading in readings}) == len(readings)
+
+
+def test_places_whose_data_is_not_at_hand_are_left_out(monkeypatch, tmp_path):
+    def data():
+        return {place.settings["data"] for place in _PLACES if _at_hand(place)}
+
+    monkeypatch.delenv("LOWLAND_DATA", raising=False)
+    assert data() == {"digits", "mnist5k"}
+    monkeypatch.setenv("LOWLAND_DATA", str(tmp_path))
+    assert data() == {"digits", "mnist5k"}
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    assert data() == {"digits", "mnist5k", "cifar10"}
 
 
 def verdicts(paper):

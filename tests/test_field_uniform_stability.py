@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lowland.data import load
+from lowland.errors import InputError
 from lowland.studies.evidence import Runs
 from lowland.studies.field.uniform_stability import STUDY
 from lowland.studies.trials.uniform_stability import convex_bound, power, trial
@@ -51,6 +52,12 @@ def test_bounds_and_powers_in_closed_form():
     x, other = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
     assert convex_bound(x, other, 10, 0.5) == pytest.approx(10 * 0.5 / 25 * math.sqrt(2) * 7)
     assert power(3 * torch.arange(1, 9).double() ** 0.7) == pytest.approx(0.7)
+
+
+def test_a_trial_is_of_the_data_that_is_named():
+    settings = {"data": "nowhere", "network": "64-10", "per_class": 5, "rate": 0.1, "epochs": 2}
+    with pytest.raises(InputError, match="nowhere"):
+        trial(settings, 0)
 
 
 def world(sign):

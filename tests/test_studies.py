@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from lowland.cli.summary import draw_outcomes
 from lowland.errors import InputError
 from lowland.studies import PAPERS, STUDIES, field, find
 from lowland.studies.claims import (
@@ -433,6 +436,18 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     assert "## Fig. S1 (norm): Rates" in text
     assert text.startswith("2 studies of the paper's figures. **Verdicts**: holds 2,")
     assert "- runs: 8, 3 or 4 realisations of each setting" in text
+
+
+def test_the_terminal_tells_shares_in_per_cent_as_the_page_does():
+    share = Finding(-0.25, -0.4, -0.1, "from 0.1 to 0.2", "holds", top=0.0, percent=True)
+    plain = dataclasses.replace(share, unit="mean of it", percent=False)
+    claims = (Judged("It falls.", "", "claim", (share,)), Judged("It is.", "", "ours", (plain,)))
+    outcome = Outcome("mine", "Rates", False, claims, (Facts(**FACTS),), "")
+    console = Console(width=80, file=io.StringIO())
+    draw_outcomes(console, [outcome], Path("store"), [])
+    printed = console.file.getvalue()
+    assert "-25 % [-40, -10] from 0.1 to 0.2" in printed
+    assert "-0.25 [-0.4, -0.1] mean of it" in printed
 
 
 def test_an_interval_is_drawn_against_its_margin():

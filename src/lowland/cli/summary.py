@@ -263,8 +263,7 @@ def draw_outcomes(
         table.add_column()
         for judged in outcome.claims:
             for facts, finding in zip(outcome.readings, judged.findings, strict=True):
-                interval = f"{finding.effect:.3g} [{finding.low:.3g}, {finding.high:.3g}]"
-                numbers = f"{interval} {finding.unit}"
+                numbers = f"{finding.interval} {finding.unit}"
                 effect = numbers if math.isfinite(finding.effect) else f"no number: {finding.note}"
                 reading = f"{facts.reading}: " if facts.reading else ""
                 check = "" if judged.kind == "claim" else f" ({judged.kind})"

@@ -205,11 +205,7 @@ def _power(finding: Finding, realisations: int) -> str:
 def _interval(finding: Finding) -> str:
     if not math.isfinite(finding.effect):
         return "no number"
-    if finding.percent:
-        effect, low, high = (_number(100 * n) for n in (finding.effect, finding.low, finding.high))
-        return f"{effect} % [{low}, {high}]"
-    effect, low, high = (_number(n) for n in (finding.effect, finding.low, finding.high))
-    return f"{effect} [{low}, {high}]"
+    return finding.interval.replace("-", "−")
 
 
 def _number(value: float) -> str:

@@ -32,6 +32,13 @@ class Finding:
     percent: bool = False  # whether the effect is a share, to be told in per cent
     over: str = "seeds"  # what the interval is over
 
+    @property
+    def interval(self) -> str:
+        """The effect and the ends of its interval in digits, in per cent where it is a share."""
+        numbers = (self.effect, self.low, self.high)
+        effect, low, high = (f"{100 * n if self.percent else n:.3g}" for n in numbers)
+        return f"{effect}{' %' if self.percent else ''} [{low}, {high}]"
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -53,42 +53,42 @@ def largest_eigenvalue_per_loss(runs: Runs) -> np.ndarray:
 _CLAIMS = (
     Claim(
         "The box measure over all weights rises with the batch size.",
-        "Table 3: larger for large batches, in all six networks",
+        "the paper: larger for large batches, in all six networks",
         rises("keskar_sharpness", "batch_size"),
     ),
     Claim(
         "The box measure in a random subspace of 100 directions rises with the batch size.",
-        "Table 4: larger for large batches, in all six networks",
+        "the paper: larger for large batches, in all six networks",
         rises("keskar_subspace", "batch_size"),
     ),
     Claim(
         "The largest eigenvalue of the Hessian rises with the batch size.",
-        "Sec. 2.2: sharp minimisers have large positive eigenvalues",
+        "the paper: sharp minimisers have large positive eigenvalues",
         rises("largest_eigenvalue", "batch_size"),
     ),
     Claim(
         "More eigenvalues are large: the effective dimension rises with the batch size.",
-        "Sec. 2.2: a significant number of large positive eigenvalues",
+        "the paper: a significant number of large positive eigenvalues",
         rises("effective_dimension", "batch_size"),
     ),
     Claim(
         "The gap between test and training loss rises with the batch size.",
-        "Sec. 2.1: large batches generalise worse",
+        "the paper: large batches generalise worse",
         rises("gap", "batch_size"),
     ),
     Claim(
         "The test error rises with the batch size.",
-        "Table 2, Fig. 4: the testing accuracy falls",
+        "the paper: the testing accuracy falls",
         rises("test_error", "batch_size"),
     ),
     Claim(
         "Sharpness by the box measure goes with the gap.",
-        "Fig. 4: the testing accuracy falls where the sharpness rises",
+        "the paper: the testing accuracy falls where the sharpness rises",
         correlated("keskar_sharpness", "gap", at_least=0.0),
     ),
     Claim(
         "All networks fit their training data.",
-        "Table 2: training accuracies above 99 % with either batch, but for one network",
+        "the paper: training accuracies above 99 % with either batch, but for one network",
         between(train_accuracy, 0.99, math.inf),
         kind="check",  # training ends when the loss is small
     ),
@@ -104,7 +104,8 @@ _ORIGINAL = (
     "1,000 images of MNIST, 784-30-30-10 without biases or batch normalisation, and batches of 0.5 "
     "to 10 % of the data; the paper's F1 has five hidden layers of 512 with batch normalisation, "
     "60,000 images, and batches of 256 and 6,000. But for that normalisation it is this grid with "
-    'data="mnist", network="784-512-512-512-512-512-10" and batch_size=[256, 6000].',
+    'data="mnist", network="784-512-512-512-512-512-10", batch_size=[256, 6000] and '
+    "per_class=None.",
     "Training ends at a training loss of 0.001 (0.01 in the quick version), whatever the batch; "
     "the paper trains until the loss no longer falls.",
 )

@@ -42,7 +42,7 @@ _MOST: dict[str, Any] = {"per_class": [400, 40]}
 STUDY = Study(
     "pac-bayes",
     "The optimised PAC-Bayes bound on binary MNIST, with true and with random labels",
-    grid=_grid(16, [50], 400, 3),
+    grid=_grid(16, [50], 400, 5),
     quick=_grid(8, [20], 40, 2),
     panels=(
         Against(
@@ -63,45 +63,45 @@ STUDY = Study(
     claims=(
         Claim(
             "With true labels the bound is below 1, even by Pinsker's inequality.",
-            "Table 1, T-600: 0.161",
+            "the paper, 600 hidden units: 0.161",
             on(_most_true, between("relaxed", -math.inf, 1.0)),
         ),
         Claim(
             "With random labels it is above 1.",
-            "Table 1, R-600: 1.352",
+            "the paper, 600 hidden units: 1.352",
             on(_most_images, on(_RANDOM, between("relaxed", 1.0, math.inf))),
         ),
         Claim(
             "With random labels it is larger than with true ones.",
-            "Table 1: 1.352 against 0.161",
+            "the paper: 1.352 against 0.161",
             on(_most_images, larger("relaxed", _RANDOM, _TRUE)),
         ),
         Claim(
             "The posterior is farther from the prior with random labels, by KL.",
-            "Table 1: 201,131 against 5,144",
+            "the paper: 201,131 against 5,144",
             on(_most_images, larger("kl", _RANDOM, _TRUE)),
         ),
         Claim(
             "Weights drawn from the posterior still fit the true labels, but for a tenth.",
-            "Table 1, T-600: 2.8 % of them are wrong",
-            on(_most_true, between("posterior_train_error", 0.0, 0.1)),
+            "the paper: 2.8 % of them are wrong",
+            on(_most_true, between("posterior_train_error", -math.inf, 0.1)),
         ),
         Claim(
             "The network has more parameters than images by VC dimension, which says nothing.",
-            "Table 1: the VC dimension is 26 million",
+            "the paper: the VC dimension is 26 million",
             on(_most_true, larger_part("vc_dimension", "samples", 1.0)),
             kind="check",
         ),
         Claim(
             "The bound is not below the test error of the network.",
-            "Table 1: 0.161 against 0.018",
+            "the paper: 0.161 against 0.018",
             on(_TRUE, smaller_part("test_error", "pac_bayes_optimised", 1.0)),
             kind="check",
         ),
         Claim(
             "With true labels the bound is below 0.5, the error of a coin.",
             "not in the paper: 0.161",
-            on(_most_true, between("pac_bayes_optimised", 0.0, 0.5)),
+            on(_most_true, between("pac_bayes_optimised", -math.inf, 0.5)),
             kind="ours",
         ),
         Claim(
@@ -119,7 +119,8 @@ STUDY = Study(
     ),
     differences=(
         "784-16-2 on 500 and 4,000 images; the paper has 784-600-1 and deeper networks on 55,000. "
-        "Its size: lowland.sweep.trials with width 600, and data of all of MNIST.",
+        'Its size: lowland.sweep.trials("lowland.studies.trials.pac_bayes:trial", data="mnist", '
+        'width=600, per_class=None, labels=["true", "random"], seed=0).',
         "The posterior is trained for 1,000 steps of Adam from a trained network on, four times, "
         "and the bound is that of the mixture; the paper takes 200,000 steps of RMSprop, once.",
     ),

@@ -55,52 +55,52 @@ _CLAIMS = (
     Claim(
         "The narrower the drawn basin of filter-normalised directions, the larger the test error, "
         "where batch size and decay vary.",
-        "Section 4, Fig. 4: sharpness correlates well with generalization error",
+        "the paper: sharpness correlates well with generalization error",
         on({"norm": "none"}, correlated(narrowness, "test_error", at_least=0.5)),
     ),
     Claim(
         "That goes closer with the test error than the width without normalisation.",
-        "Section 3: without it, pictures of different minimizers cannot be compared",
+        "the paper: without it, pictures of different minimizers cannot be compared",
         on({"norm": "none"}, stronger("basin", "plain_basin", "test_error")),
     ),
     Claim(
         "Larger batches have the larger test error.",
-        "Fig. 2 to 4: the premise",
+        "the paper: the premise",
         _batches(0.0, rises("test_error", "batch_size")),
     ),
     Claim(
         "Larger batches have narrower basins, filter-normalised, without decay.",
-        "Fig. 4: large batch sharper",
+        "the paper: large batch sharper",
         _batches(0.0, falls("basin", "batch_size")),
     ),
     Claim(
         "Larger batches have narrower basins, filter-normalised, with decay.",
-        "Fig. 4: large batch sharper",
+        "the paper: large batch sharper",
         _batches(_DECAY, falls("basin", "batch_size")),
     ),
     Claim(
         "Without normalisation and with decay, pictures mislead: larger batches look wider.",
-        "Fig. 3: with weight decay the large-batch minimizer looks flatter",
+        "the paper: with weight decay the large-batch minimizer looks flatter",
         _batches(_DECAY, rises("plain_basin", "batch_size")),
     ),
     Claim(
         "Without skip connections the drawn surface becomes rougher with depth.",
-        "Section 5.1, Fig. 5: a transition to chaos",
+        "the paper: a transition to chaos",
         on({"norm": "batch", "skip": False}, rises("roughness", "depth")),
     ),
     Claim(
         "Skip connections smooth the surface of the deepest network.",
-        "Section 5.2, Fig. 5 and 6",
+        "the paper: skip connections prevent that transition",
         _skips(smaller, "roughness"),
     ),
     Claim(
         "Skip connections widen the basin of the deepest network.",
-        "Section 5.2, Fig. 6",
+        "the paper: flatter with skip connections",
         _skips(larger, "basin"),
     ),
     Claim(
         "Skip connections lower the test error of the deepest network.",
-        "Section 5.4: landscape geometry affects generalization",
+        "the paper: landscape geometry affects generalization",
         _skips(smaller, "test_error"),
     ),
 )
@@ -109,7 +109,7 @@ STUDY = Study(
     name="pictures",
     title="What drawn surfaces tell of the test error",
     grid=_grid([10, 50, 250], [2, 8], 5),
-    quick=_grid([10, 200], [2, 12], 3, per_class=20, test_per_class=50),
+    quick=_grid([10, 200], [2, 12], 2, per_class=20, test_per_class=50),
     panels=(
         Scatter(
             *("basin", "test_error", "drawn width, filter-normalised", "test error"),
@@ -152,6 +152,6 @@ STUDY = Study(
         "The width is the radius of a disc as large as what lies less than 1 above the loss at the "
         "centre, of 21 x 21 points; the roughness is the mean share of negative curvature in the "
         "drawn surface, where the paper takes that of the Hessian's extreme eigenvalues.",
-        "Quick: 200 images, batches of 10 and 200, depths 2 and 12, three realisations.",
+        "Quick: 200 images, batches of 10 and 200, depths 2 and 12, two realisations.",
     ),
 )

@@ -33,7 +33,7 @@ STUDY = Study(
     name="saddles",
     title="Critical points: their loss, their index, and the spectrum of a random matrix",
     grid=trials(_TRIAL, **_SIZE, epochs=[0, 10, 20, 40, 80, 160, 320], seed=range(6)),
-    quick=trials(_TRIAL, **_SIZE, epochs=[0, 40, 320], seed=range(3)),
+    quick=trials(_TRIAL, **_SIZE, epochs=[0, 80, 320], seed=range(4)),
     panels=(
         Scatter("loss", "index", "loss of a critical point", "index", by="epochs"),
         Scatter(
@@ -53,12 +53,12 @@ STUDY = Study(
     claims=(
         Claim(
             "The index of critical points grows with their loss.",
-            "Dauphin et al., Fig. 1 (a), (c): index and error are strongly correlated",
+            "Dauphin et al.: index and error are strongly correlated",
             correlated("loss", "index", at_least=0.8),
         ),
         Claim(
             "With the loss, eigenvalues reach further below zero.",
-            "Dauphin et al., Fig. 1 (b), (d): the spectrum moves to the left with the error",
+            "Dauphin et al.: the spectrum moves to the left with the error",
             correlated("loss", depth, at_least=0.0),
         ),
         Claim(
@@ -78,8 +78,8 @@ STUDY = Study(
         ),
         Claim(
             "A tenth of the eigenvalues or more lies near zero, within 1 % of the largest.",
-            "Dauphin et al., Fig. 1: unlike in theory, many eigenvalues are near zero",
-            between("near_zero", 0.1, 1.0),
+            "Dauphin et al.: unlike in theory, many eigenvalues are near zero",
+            between("near_zero", 0.1, np.inf),
         ),
     ),
     differences=(

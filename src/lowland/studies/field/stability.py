@@ -1,8 +1,8 @@
 """Does SGD leave minima whose Frobenius norm is above a bound? Wu et al. (2022), Wu & Su (2023)."""
 
 import dataclasses
+import itertools
 import math
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _LOSSES = ["mse", "cross_entropy"]
 def _stays(batch: int) -> Claim:
     return Claim(
         f"Below the bound SGD stays, with batches of {batch}.",
-        "Wu et al. 2022, Sec. 4: what is stable is below the bound; the converse is asked for here",
+        "Wu et al. 2022: what is stable is below the bound; the converse is asked for here",
         on(
             {"function": _ESCAPE, "factor": _BELOW, "batch_size": batch},
             between("left", -math.inf, 0.05),
@@ -66,13 +66,11 @@ def growth_beyond_last_bound(runs: Runs) -> np.ndarray:
 def _slow_enough(runs: Runs) -> Runs:
     """The walks at whose rates gradient descent would stay as well."""
 
-    def fits(row: dict[str, Any]) -> bool:
-        return row["rate_of_descent"] is not None and row["rate_of_descent"] < 1
-
-    return dataclasses.replace(runs, rows=tuple(filter(fits, runs.rows)))
+    slow = runs.column("rate_of_descent") < 1
+    return dataclasses.replace(runs, rows=tuple(itertools.compress(runs.rows, slow)))
 
 
-_CLOSE = "Wu et al. 2022, Sec. 2: at low loss the matrix of outputs is nearly the Hessian"
+_CLOSE = "Wu et al. 2022: at low loss the matrix of outputs is nearly the Hessian"
 _LOWEST = {"function": _MATRICES, "goal": _GOALS[-1]}
 
 STUDY = Study(
@@ -81,7 +79,7 @@ STUDY = Study(
     grid=trials(_ESCAPE, factor=[*_BELOW, *_ABOVE], batch_size=_BATCHES, seed=range(5))
     + trials(_MATRICES, loss=_LOSSES, goal=_GOALS, seed=range(5)),
     quick=trials(_ESCAPE, factor=[0.5, 2.0], batch_size=_BATCHES, seed=range(3))
-    + trials(_MATRICES, loss=_LOSSES, goal=_GOALS[:2], seed=range(3)),
+    + trials(_MATRICES, loss=_LOSSES, goal=[_GOALS[0], _GOALS[-1]], seed=range(3)),
     panels=(
         _walks("left", "share of walkers that left"),
         _walks("growth", "growth of log loss a step"),
@@ -92,21 +90,30 @@ STUDY = Study(
     claims=(
         Claim(
             "Above the bound SGD leaves the minimum.",
-            "Wu et al. 2022, Sec. 3: it escapes",
+            "Wu et al. 2022: it escapes",
             on({"function": _ESCAPE, "factor": _ABOVE}, between("left", 0.95, math.inf)),
         ),
         Claim(
+            "It does so where gradient descent at the same rate would stay.",
+            "ours: whether it is the noise that it leaves by",
+            on(
+                {"function": _ESCAPE, "factor": _ABOVE},
+                on(_slow_enough, between("left", 0.95, math.inf)),
+            ),
+            kind="ours",
+        ),
+        Claim(
             "Above the bound the mean loss grows exponentially.",
-            "Wu et al. 2022, Sec. 3: E[L] grows as gamma^t with gamma > 1",
+            "Wu et al. 2022: E[L] grows as gamma^t with gamma > 1",
             on({"function": _ESCAPE, "factor": _ABOVE}, at_least("growth", 0.0)),
         ),
         Claim(
             "It grows in each step by a factor of rate^2 mu |H|_F^2 / B at least.",
-            "Wu et al. 2022, Sec. 3: this is gamma, with mu a lower bound along the way",
+            "Wu et al. 2022: this is gamma, with mu a lower bound along the way",
             on({"function": _ESCAPE, "factor": _ABOVE}, at_least("growth_beyond_bound", 0.0)),
         ),
         Claim(
-            "It does so with the mu that walkers have when they leave.",
+            "It does with the mu that walkers have when they leave.",
             "ours: whether mu falls on the way",
             on({"function": _ESCAPE, "factor": _ABOVE}, at_least(growth_beyond_last_bound, 0.0)),
             kind="ours",
@@ -123,7 +130,7 @@ STUDY = Study(
         ),
         Claim(
             "The alignment mu of noise and Hessian is of order one.",
-            "Wu et al. 2022, Sec. 2: bounded from below by a constant, whatever the size",
+            "Wu et al. 2022: bounded from below by a constant, whatever the size",
             on({"function": _ESCAPE}, between("alignment", 1 / 3, 3.0)),
         ),
         Claim(
@@ -154,7 +161,7 @@ STUDY = Study(
             kind="ours",
         ),
     ),
-    reason="mu falls from 0.9 to 0.4 or 0.6 on the way out with batches of 1; with the mu at "
+    reason="mu falls from 0.97 to 0.54 on the way out with batches of 1; with the mu at "
     "which walkers leave, the bound on the growth is kept. Below the bound, batches of 16 leave "
     "where the rate is above 2 over the largest eigenvalue, and gradient descent would as well: "
     "the bound is necessary, not sufficient. The empirical Fisher matrix of a cross-entropy has "

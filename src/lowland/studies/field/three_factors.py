@@ -67,9 +67,9 @@ def _closer(other: str) -> Test:
     )
 
 
-_WIDTH = "Sec. 4: the largest eigenvalue and the Frobenius norm fall with the ratio"
-_TEST = "Sec. 4: the validation accuracy rises with the ratio"
-_SAME = "Sec. 4: what changes neither alpha / B nor the data changes nothing"
+_WIDTH = "the paper: the largest eigenvalue and the Frobenius norm fall with the ratio"
+_TEST = "the paper: the validation accuracy rises with the ratio"
+_SAME = "the paper: what changes neither alpha / B nor the data changes nothing"
 
 STUDY = Study(
     name="three-factors",
@@ -121,12 +121,12 @@ STUDY = Study(
         ),
         Claim(
             "The largest eigenvalue follows alpha / B more closely than alpha.",
-            "Sec. 4: the ratio decides, not alpha",
+            "the paper: the ratio decides, not alpha",
             _closer("learning_rate"),
         ),
         Claim(
             "The largest eigenvalue follows alpha / B more closely than B.",
-            "Sec. 4: the ratio decides, not B",
+            "the paper: the ratio decides, not B",
             _closer("batch_size"),
         ),
         *_by_ratio("test_error", "The test error", _TEST),

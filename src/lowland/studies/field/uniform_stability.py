@@ -35,33 +35,33 @@ def _of(network: str, words: str) -> tuple[Claim, ...]:
     return (
         Claim(
             f"{words}: weights come farther apart the longer training takes.",
-            "Fig. 4 and 5: the distance grows with the epochs",
+            "the paper: the distance grows with the epochs",
             on(own, between("distance_power", 0.0, math.inf)),
         ),
         Claim(
             f"{words}: no faster than in proportion to the time.",
-            "Theorem 3.8: in proportion (convex); Theorem 3.12: more slowly (not convex)",
+            "proved: in proportion where it is convex, more slowly where it is not and rates fall",
             on(own, between("distance_power", -math.inf, 1.0)),
         ),
         Claim(
             f"{words}: so do the losses of test samples.",
-            "Sec. 2: stability is that of the losses",
+            "the definition: stability is that of the losses",
             on(own, between("loss_power", 0.0, math.inf)),
         ),
         Claim(
             f"{words}: the distance rises with the learning rate.",
-            "Sec. 7: it grows with the step size",
+            "the paper: it grows with the step size",
             on({**own, **_MOST}, rises("distance", "rate")),
         ),
         Claim(
             f"{words}: the distance falls with the number of samples.",
-            "Theorems 3.8 and 3.12: as 1 / n",
+            "proved: as 1 / n",
             on({**own, **_FASTEST}, falls("distance", "per_class")),
         ),
         Claim(
             f"{words}: during training, the gap goes with the distance.",
-            "Sec. 7: the distance tracks the generalisation error",
-            on(own, between("gap_with_distance", 0.8, 1.0)),
+            "the paper: the distance tracks the generalisation error",
+            on(own, between("gap_with_distance", 0.8, math.inf)),
         ),
     )
 
@@ -104,10 +104,10 @@ STUDY = Study(
         *_of(_NETWORK, "One hidden layer"),
         Claim(
             "Logistic regression with small steps keeps within the bound.",
-            "Theorem 3.8",
+            "proved, for convex losses",
             on(
                 {"network": _CONVEX, "rate": _RATES[0]},
-                between("share_of_bound", 0.0, 1.0),
+                between("share_of_bound", -math.inf, 1.0),
             ),
             kind="check",
         ),
@@ -120,7 +120,9 @@ STUDY = Study(
     ),
     differences=(
         "Logistic regression and 784-30-10 on 250 to 1,000 images of MNIST for 30 epochs; the "
-        "paper has convolutional networks on MNIST and CIFAR-10, ImageNet and a recurrent network.",
+        "paper has larger networks on MNIST, CIFAR-10 and ImageNet, and a recurrent one. Others: "
+        'lowland.sweep.trials("lowland.studies.trials.uniform_stability:trial", data="cifar10", '
+        'network="3072-512-10", per_class=None, rate=0.01, epochs=30, seed=0).',
         "The losses' difference is the mean over 499 test images, not the supremum over all.",
     ),
 )

@@ -74,8 +74,8 @@ def _labels(row: dict[str, Any]) -> str:
 
 
 _labels.__name__ = "labels"
-_FIG1 = "Neyshabur et al. 2015, Fig. 1"
-_FIG = "Neyshabur et al. 2017, Fig."
+_OF_2015 = "Neyshabur et al. 2015"
+_OF_2017 = "Neyshabur et al. 2017"
 _WIDER: dict[str, Any] = {"label_noise": 0.0, "per_class": _IMAGES}
 _GROWING: dict[str, Any] = {"width": _WIDTH, "label_noise": [0.0, 1.0]}
 
@@ -135,38 +135,38 @@ STUDY = Study(
     claims=(
         Claim(
             "At equal training error, the test error falls as hidden units are added.",
-            f"{_FIG1}: it falls on, far beyond the width at which all labels are fitted",
+            f"{_OF_2015}: it falls on, far beyond the width at which all labels are fitted",
             _wider(0.0, falls("test_error", "width")),
         ),
         Claim(
             "With 5 % random labels it falls as well.",
-            "Neyshabur et al. 2015, Fig. 2: noise on labels does not make wide networks overfit",
+            f"{_OF_2015}: noise on labels does not make wide networks overfit",
             _wider(0.05, falls("test_error", "width")),
         ),
         Claim(
             "At equal expected sharpness, KL is larger with random labels than with true ones.",
-            f"{_FIG} 2, middle and right: it is",
+            f"{_OF_2017}: it is",
             _larger("kl"),
         ),
         Claim(
             "The more images, the more so.",
-            f"{_FIG} 2, middle and right: with random labels KL grows with the data",
+            f"{_OF_2017}: with random labels KL grows with the data",
             _ever_larger("kl"),
         ),
         Claim(
             "KL over the number of images, at equal expected sharpness, goes with the test error.",
-            "Neyshabur et al. 2017, Sec. 4: expected sharpness and KL together explain it",
+            f"{_OF_2017}: expected sharpness and KL together explain it",
             on(_more_images, correlated(kl_per_image, "test_error")),
         ),
         Claim(
             "It goes with the test error more closely than Keskar's sharpness does.",
-            f"{_FIG} 2, left: sharpness alone does not explain it",
+            f"{_OF_2017}: sharpness alone does not explain it",
             on(_more_images, stronger(kl_per_image, "keskar_sharpness", "test_error")),
         ),
         *(
             Claim(
                 f"The {words} of networks with random labels outgrows that with true ones.",
-                f"{_FIG} 1: the difference grows with the training set",
+                f"{_OF_2017}: the difference grows with the training set",
                 _ever_larger(name),
             )
             for name, words in (
@@ -191,7 +191,8 @@ STUDY = Study(
         "Networks 784-H-10 of 8 to 128 hidden units on 1,000 images of MNIST; the paper of 2015 "
         "has up to 4,000 units on all of MNIST and CIFAR-10.",
         "64 hidden units on 200 to 2,000 images of MNIST; the paper of 2017 has VGG on CIFAR-10. "
-        "Networks of other sizes: lowland.sweep.trials with other width and per_class.",
+        'Other sizes: lowland.sweep.trials("lowland.studies.trials.width:trial", data="mnist", '
+        "width=[64, 1024, 4096], per_class=None, label_noise=0.0, max_epochs=1000, seed=0).",
         "Training ends at a loss of 0.01; in the paper of 2017 at a margin of 10 or zero error.",
         "Norms are not divided by the margin: at one training loss it hardly differs.",
     ),

@@ -32,7 +32,7 @@ UNDEFINED = Interval(math.nan, math.nan, math.nan)
 class Models:
     """Trained models: their gaps, (n,), and what they were trained with, n values of each setting.
 
-    Pairs that differ in one setting alone tell of that setting (Jiang et al. 2020, Sec. 4): the
+    Pairs that differ in one setting alone tell of that setting (Jiang et al. 2020): the
     mean over them is the granulated Kendall coefficient along it, and the mean of these over
     settings the granulated one. Settings that realisations differ in, such as a seed, are matched
     like the others, but tell nothing by themselves; nor does the data set count in the mean over
@@ -157,7 +157,7 @@ class Models:
         """The information of a measure on the order of the gaps, given any two settings.
 
         Relative to the entropy of that order, and the least over the choices of up to two
-        settings (Jiang et al. 2020, Eq. 8 to 10): what settings tell alone is no merit of a
+        settings (Jiang et al. 2020): what settings tell alone is no merit of a
         measure. 0 to 1.
         """
         everywhere = ~np.eye(len(self.gaps), dtype=bool)

@@ -17,10 +17,13 @@ _OUTPUT_LAYER = "3"
 
 
 def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train ``64-width-10`` for all epochs, measure it and split its gap in the output layer."""
+    """Train ``inputs-width-10`` for all epochs, measure it, split its gap in the output layer.
+
+    ``data`` are ``digits`` and ``inputs`` 64 unless given.
+    """
     configuration = Configuration(
-        data="digits",
-        network=f"64-{settings['width']}-10",
+        data=settings.get("data", "digits"),
+        network=f"{settings.get('inputs', 64)}-{settings['width']}-10",
         per_class=settings["per_class"],
         label_noise=settings["label_noise"],
         max_epochs=settings["max_epochs"],

@@ -16,8 +16,12 @@ _MEASURES = ["pac_bayes_optimised", "pac_bayes", "vc_dimension", "train_error", 
 
 
 def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train ``784-width-2`` until it fits its labels, and bound the error of its posterior."""
-    train, test = labelled(settings["per_class"], settings["labels"], seed)
+    """Train ``784-width-2`` until it fits its labels, and bound the error of its posterior.
+
+    ``data`` are images of digits of 28 x 28 pixels, by default ``mnist5k``.
+    """
+    data = settings.get("data", "mnist5k")
+    train, test = labelled(data, settings["per_class"], settings["labels"], seed)
     model = mlp((784, settings["width"], 2), bias=True, seed=seed)
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
     goal = TrainingSettings(stop_loss=0.05, max_epochs=2000, seed=seed)
@@ -36,9 +40,9 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     }
 
 
-def labelled(per_class: int, labels: str, seed: int) -> tuple[Data, Data]:
+def labelled(data: str, per_class: int | None, labels: str, seed: int) -> tuple[Data, Data]:
     """Images with two classes to train on and to test with; ``random`` labels are fair coins."""
-    digits = load("mnist5k", per_class=per_class, seed=seed)
+    digits = load(data, per_class=per_class, seed=seed)
     train, test = ((X, (y >= 5).long()) for X, y in (digits.train, digits.test))
     if labels == "random":
         coins = torch.Generator().manual_seed(seed)

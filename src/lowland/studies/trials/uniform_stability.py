@@ -23,12 +23,13 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     Initial weights and the order of samples are the same. The weights' distance is
     ``sqrt(|w - w'|^2 / (|w|^2 + |w'|^2))``, as in the paper.
     """
-    digits = load("mnist5k", per_class=settings["per_class"], test_per_class=50, seed=seed)
-    (X, y), (X_test, y_test) = digits.train, digits.test
+    name = settings.get("data", "mnist5k")
+    data = load(name, per_class=settings["per_class"], test_per_class=50, seed=seed)
+    (X, y), (X_test, y_test) = data.train, data.test
     test = X_test[1:], y_test[1:]
     other = torch.cat([X_test[:1], X[1:]]), torch.cat([y_test[:1], y[1:]])
     (w, loss, test_losses), (v, _, other_losses) = (
-        _course(data, test, settings, seed) for data in ((X, y), other)
+        _course(own, test, settings, seed) for own in ((X, y), other)
     )
     apart = (w - v).norm(dim=1)
     distance = apart / (w.square().sum(1) + v.square().sum(1)).sqrt()
@@ -84,6 +85,6 @@ def convex_bound(x: Tensor, other: Tensor, epochs: int, rate: float) -> float:
 
     Steps on the same samples bring weights no farther apart, and the two that differ are met once
     in an epoch: their gradients are at most ``sqrt(2) |x|`` long, of softmax and no hidden layer.
-    (The sum of the step sizes times 2 L / n, Theorem 3.8, by the norms of this sample.)
+    (Hardt et al.'s sum of the step sizes times 2 L / n, by the norms of these samples.)
     """
     return epochs * rate / _BATCH * math.sqrt(2) * float(x.norm() + other.norm())

@@ -2,7 +2,7 @@
 
 In the PAC-Bayes bound with prior N(0, s^2 I) and posterior N(w, s^2 I), noise of size s adds
 the expected sharpness ``E[L(w + s z)] - L(w)`` to the loss and costs ``|w|^2 / (2 s^2)`` in KL
-(Neyshabur et al., NeurIPS 2017, Sec. 2.3). Every s is a point of a curve.
+(Neyshabur et al., NeurIPS 2017). Every s is a point of a curve.
 """
 
 import math
@@ -27,8 +27,12 @@ _HALVINGS = 16  # to a five-thousandth of the size
 
 
 def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train a network of ``width`` hidden units to a loss of 0.01, and measure it."""
-    own = {name: settings[name] for name in ("per_class", "label_noise", "max_epochs")}
+    """Train a network of ``width`` hidden units to a loss of 0.01, and measure it.
+
+    ``data`` are images of 28 x 28 pixels, by default ``mnist5k``.
+    """
+    names = ("data", "per_class", "label_noise", "max_epochs")
+    own = {name: settings[name] for name in names if name in settings}
     configuration = Configuration(
         network=f"784-{settings['width']}-10", stop_loss=0.01, seed=seed, data_seed=seed, **own
     )

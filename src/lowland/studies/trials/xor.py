@@ -31,15 +31,13 @@ class TwoLayers:
     def memorising(cls, points: Points) -> "TwoLayers":
         """A unit for each point, which is active there only: as flat as any, and of no use else.
 
-        Its input at the point is the root of d + 1, so that both layers share the sharpness.
+        Its input at the point is the fourth root of d + 1: both layers share the sharpness.
         """
         X, y = points
         bits = X.shape[1]
-        active = np.sqrt(bits + 1.0)
-        scale = (
-            np.sqrt(active) / 2
-        )  # of x_i x - (d - 2), which is 2 at x_i, and 0 or less elsewhere
-        return cls(scale * X, y / np.sqrt(active), np.full(len(X), -scale * (bits - 2)), True)
+        active = (bits + 1) ** 0.25
+        scale = active / 2  # of x_i x - (d - 2), which is 2 at x_i, and 0 or less elsewhere
+        return cls(scale * X, y / active, np.full(len(X), -scale * (bits - 2)), True)
 
     @classmethod
     def solving(cls, bits: int) -> "TwoLayers":
