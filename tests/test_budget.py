@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import lowland as ll
 from commandline import ANALYZE, MINE, run_inside
 from lowland import budget
 from lowland.errors import InputError
+from lowland.measures import registry
 from test_duality import make_problem
 
 OUTCOME = ("train_loss", "test_loss", "train_error", "test_error", "gap")
@@ -140,6 +142,21 @@ def test_an_interrupt_before_any_step_of_the_explanation_keeps_the_outcome():
     assert results.convergence.gradient is None
     assert results.convergence.state in ("unknown", "untrained")
     assert all(row.value is None for row in results.measures if row.name not in OUTCOME)
+
+
+def test_an_interrupt_while_costs_are_told_keeps_the_outcome(monkeypatch):
+    def interrupted(problem):
+        signal.raise_signal(signal.SIGINT)
+
+    measures = registry.registered()
+    dear = replace(measures["path_norm"], cost=interrupted)
+    monkeypatch.setattr(registry, "_REGISTERED", {**measures, "path_norm": dear})
+    results = ll.analyze(make_problem()).results
+    assert results.course.interrupted
+    assert results.course.planned is None
+    assert results.outcome.gap is not None
+    assert all(row.value is None for row in results.measures if row.name not in OUTCOME)
+    assert ll.measure(make_problem(), budget="1m").interrupted
 
 
 def test_a_network_that_is_not_trained_is_told_whenever_the_analysis_ends():

@@ -161,13 +161,13 @@ def analyze(
                 reduced=steps[name].plain,
             )
         tasks |= {CONVERGENCE: judge, **measuring.tasks}
-        costs |= {CONVERGENCE: Task(CONVERGENCE_WORK, first=True), **measuring.costs}
+        costs[CONVERGENCE] = Task(CONVERGENCE_WORK, first=True)
         scenery = Scenery(problem)
         if landscape or (landscape is None and not brief and measures is None):
             tasks[LANDSCAPE] = lambda: scenery.draw(schedule.tell)
             costs[LANDSCAPE] = Task(scenery.work)
         if not brief:
-            schedule.make_plan(problem, costs)
+            schedule.make_plan(problem, lambda: {**costs, **measuring.costs})
         for name in list(steps)[:1]:
             explanation.samples = schedule.samples(name)
         schedule.run(tasks)

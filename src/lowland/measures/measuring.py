@@ -142,7 +142,7 @@ def measure(
             share(decomposed.decomposition, problem, decomposition)
         measuring = Measuring(problem, chosen, schedule)
         if names is None or budget is not None:
-            schedule.make_plan(problem, measuring.costs)
+            schedule.make_plan(problem, lambda: measuring.costs)
         schedule.run(measuring.tasks)
         return measuring.measurements()
 

@@ -35,19 +35,25 @@ class Schedule:
         self._present: str | None = None  # the task under way
         self._spent = 0.0  # seconds, on all tasks
 
-    def make_plan(self, problem: Problem, tasks: Mapping[str, Task]) -> None:
-        """Predict what every task takes, and choose those that fit the time that is left."""
+    def make_plan(self, problem: Problem, tasks: Callable[[], Mapping[str, Task]]) -> None:
+        """Predict what every task takes, and choose those that fit the time that is left.
+
+        To say what the tasks are may itself take samples through the model.
+        """
         if ranks() > 1:  # one process must not stop while others wait for it
             self.clock.allowed = math.inf
             return
+        if self.clock.stopped is not None:
+            return
         with self.clock.limited():
             self.progress("what one gradient takes")
+            to_plan = tasks()
             try:
                 allowed = self.clock.allowed
                 unit_prices = prices(problem, allowed - self.clock.spent)
             except Exception:  # a model without a gradient: the measures that need one say why
                 return
-            plan = Plan.of(tasks, unit_prices, allowed - self.clock.spent, problem.count())
+            plan = Plan.of(to_plan, unit_prices, allowed - self.clock.spent, problem.count())
             self.plan = replace(plan, line=plan.in_words(allowed, _subject(problem)))
 
     def run(self, tasks: Mapping[str, Callable[[], None]]) -> None:
