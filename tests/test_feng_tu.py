@@ -360,7 +360,7 @@ def test_a_study_on_real_runs(tmp_path):
     study = dataclasses.replace(
         study, quick=Grid.of_runs(small), panels=study.panels[3:6], others=()
     )
-    outcome = reproduce(study, tmp_path, quick=True, executor="serial")
+    outcome = reproduce(study, tmp_path, version="quick", executor="serial")
     assert len(outcome.claims) == len(study.claims)
     assert all(np.isfinite(judged.findings[0].effect) for judged in outcome.claims)
     runs = Runs.of(tmp_path, study.quick)
@@ -379,7 +379,7 @@ def test_the_equations_on_real_runs(tmp_path):
     study = dataclasses.replace(
         study, quick=small(study.quick), others=others, panels=study.panels[:1]
     )
-    outcome = reproduce(study, tmp_path, quick=True, executor="serial")
+    outcome = reproduce(study, tmp_path, version="quick", executor="serial")
     for judged in outcome.claims:
         assert all(np.isfinite(finding.effect) for finding in judged.findings), judged.text
         if judged.kind == "check":

@@ -10,16 +10,13 @@ import lowland as ll
 from lowland.studies.evidence import Runs
 from lowland.studies.field.noise_escape import STUDY
 from lowland.studies.trials.noise_escape import (
-    PER_CLASS,
-    SIZES,
     TOP,
+    Place,
     _barrier,
-    _train,
     compared,
     covariance,
     kick,
 )
-from lowland.training import mlp
 
 
 def test_planted_alignments_are_told():
@@ -35,10 +32,10 @@ def test_planted_alignments_are_told():
 @pytest.mark.slow
 def test_the_covariance_is_that_of_gradients_taken_one_by_one():
     numbers = covariance({"stop_loss": 2.0}, 0)
-    model = mlp(SIZES, seed=0)
-    _train(model, 0, learning_rate=0.1, stop_loss=2.0)
+    model = Place().subject(0).model
+    Place().train(model, 0, learning_rate=0.1, stop_loss=2.0)
     model.double()
-    inputs, labels = ll.data.load("digits", per_class=PER_CLASS, seed=0).train
+    inputs, labels = Place().samples(0)
     rows = []
     for x, y in zip(inputs.double(), labels, strict=True):
         slopes = torch.autograd.grad(
@@ -53,16 +50,16 @@ def test_the_covariance_is_that_of_gradients_taken_one_by_one():
 
 
 def test_a_network_has_no_barrier_to_itself_and_one_to_its_mirror_image():
-    model = mlp(SIZES, seed=0)
-    _train(model, 0, learning_rate=0.2, stop_loss=0.5)
-    assert _barrier(model, model, 0) == pytest.approx(0, abs=1e-6)
+    model = Place().subject(0).model
+    Place().train(model, 0, learning_rate=0.2, stop_loss=0.5)
+    assert _barrier(model, model, Place().samples(0)) == pytest.approx(0, abs=1e-6)
     mirrored = copy.deepcopy(model)
     hidden, last = (p for p in mirrored.parameters())
-    order = torch.arange(SIZES[1]).flip(0)
+    order = torch.arange(20).flip(0)
     with torch.no_grad():
         hidden.copy_(hidden[order])
         last.copy_(last[:, order])
-    assert _barrier(model, mirrored, 0) > 0.1
+    assert _barrier(model, mirrored, Place().samples(0)) > 0.1
 
 
 @pytest.mark.slow

@@ -8,21 +8,22 @@ import pytest
 import lowland as ll
 from lowland.studies.evidence import Runs
 from lowland.studies.field.optimisers import STUDY
-from lowland.studies.trials.optimisers import BATCH, EPOCHS, METHODS, PER_CLASS, SIZES, settings_of
+from lowland.studies.trials.optimisers import METHODS, PLACE, settings_of
 from lowland.training import mlp, train
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_takes_as_many_gradients(name):
     """Passes of batches in training, counted in four epochs and scaled to all."""
-    settings, model, passes = settings_of(name, 0), mlp(SIZES, seed=0), []
+    batch, epochs = PLACE["batch_size"], PLACE["epochs"]
+    settings, model, passes = settings_of(name, 0, batch, epochs), mlp((64, 30, 10), seed=0), []
     model.register_forward_hook(
         lambda module, inputs, output: passes.append(len(output)) if module.training else None
     )
-    data = ll.data.load("digits", per_class=PER_CLASS, seed=0).train
+    data = ll.data.load("digits", per_class=PLACE["per_class"], seed=0).train
     train(model, data, dataclasses.replace(settings, max_epochs=4))
-    assert set(passes) == {BATCH}
-    assert len(passes) / 4 * settings.max_epochs == EPOCHS * len(data[0]) / BATCH
+    assert set(passes) == {batch}
+    assert len(passes) / 4 * settings.max_epochs == epochs * len(data[0]) / batch
 
 
 def test_every_method_is_in_the_study():

@@ -28,7 +28,7 @@ def test_the_geometric_complexity_of_a_linear_and_of_a_relu_network():
 def test_clients_share_the_samples_and_unequal_ones_have_two_classes_each():
     X, y = torch.arange(60.0)[:, None], torch.arange(60) % 10
     for unequal in (False, True):
-        parts = clients((X, y), unequal, 0)
+        parts = clients((X, y), 5, unequal, 0)
         assert torch.equal(torch.cat([x for x, _ in parts]).flatten().sort()[0], X.flatten())
         assert all(torch.equal(labels, x.flatten().long() % 10) for x, labels in parts)
         assert {len(labels) for _, labels in parts} == {12}

@@ -50,7 +50,7 @@ def test_the_convex_bound_holds_and_is_not_idle():
 
 def test_bounds_and_powers_in_closed_form():
     x, other = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
-    assert convex_bound(x, other, 10, 0.5) == pytest.approx(10 * 0.5 / 25 * math.sqrt(2) * 7)
+    assert convex_bound(x, other, 10, 0.5 / 25) == pytest.approx(10 * 0.5 / 25 * math.sqrt(2) * 7)
     assert power(3 * torch.arange(1, 9).double() ** 0.7) == pytest.approx(0.7)
 
 

@@ -422,7 +422,7 @@ def test_the_page_shows_intervals_and_what_was_left_out():
     outcome = Outcome(
         name="some:figS1-norm",
         title="Rates",
-        quick=False,
+        version="full",
         claims=(Judged("It falls with alpha.", "Fig. S1: falls", "claim", (finding,)),),
         readings=(Facts(**FACTS),),
         reason="the rates are too large",
@@ -442,7 +442,7 @@ def test_the_terminal_tells_shares_in_per_cent_as_the_page_does():
     share = Finding(-0.25, -0.4, -0.1, "from 0.1 to 0.2", "holds", top=0.0, percent=True)
     plain = dataclasses.replace(share, unit="mean of it", percent=False)
     claims = (Judged("It falls.", "", "claim", (share,)), Judged("It is.", "", "ours", (plain,)))
-    outcome = Outcome("mine", "Rates", False, claims, (Facts(**FACTS),), "")
+    outcome = Outcome("mine", "Rates", "full", claims, (Facts(**FACTS),), "")
     console = Console(width=80, file=io.StringIO())
     draw_outcomes(console, [outcome], Path("store"), [])
     printed = console.file.getvalue()
@@ -474,7 +474,7 @@ def test_readings_stand_side_by_side_and_only_claims_count():
         Facts(**{**FACTS, "reading": "as printed", "file": "some-fig1"}),
         Facts(**{**FACTS, "reading": "as in the demo", "file": "some-fig1-demo"}),
     )
-    outcome = Outcome("some:fig1", "Rates", False, claims, readings, "a reason")
+    outcome = Outcome("some:fig1", "Rates", "full", claims, readings, "a reason")
     assert outcome.count() == {"holds": 1, "does not hold": 0, "undecided": 0}
     assert outcome.count(1) == {"holds": 0, "does not hold": 1, "undecided": 0}
     text = page([outcome])
@@ -506,7 +506,7 @@ def test_what_fails_is_told_first_by_whether_it_does_so_in_every_reading():
         judged("It is only said again.", no, no, kind="restated"),
     )
     readings = tuple(Facts(**{**FACTS, "reading": name}) for name in ("printed", "demo"))
-    text = page([Outcome("some:fig1", "Rates", False, claims, readings, "")])
+    text = page([Outcome("some:fig1", "Rates", "full", claims, readings, "")])
     start = text.index("**What does not hold in any reading**")
     middle = text.index("**What does not hold in one reading only**")
     end = text.index("Every claim is judged")
@@ -529,7 +529,7 @@ def test_an_open_claim_says_whether_more_seeds_would_tell(effect, half, told):
     finding = dataclasses.replace(finding, percent=True)
     claims = (Judged("It rises.", "Fig. 1", "claim", (finding,)),)
     facts = Facts(**{**FACTS, "realisations": (10,)})
-    text = page([Outcome("some:fig1", "Rates", False, claims, (facts,), "")])
+    text = page([Outcome("some:fig1", "Rates", "full", claims, (facts,), "")])
     assert f"**undecided**{told} |" in text
 
 
@@ -541,7 +541,7 @@ def test_every_reading_is_run_drawn_and_judged(tiny, tmp_path):
         suffix="-slow",
     )
     study = dataclasses.replace(tiny, reading="as it is", others=(other,))
-    outcome = reproduce(study, tmp_path, quick=True, executor="serial")
+    outcome = reproduce(study, tmp_path, version="quick", executor="serial")
     assert [facts.reading for facts in outcome.readings] == ["as it is", "slowly"]
     assert [facts.runs for facts in outcome.readings] == [4, 4]
     assert all(len(judged.findings) == 2 for judged in outcome.claims)
@@ -567,30 +567,30 @@ def test_networks_at_their_limit_count_where_a_reading_says_so(store):
 
 
 def test_a_reason_is_given_only_for_what_does_not_hold():
-    def told(*verdicts, quick=False):
+    def told(*verdicts, version="full"):
         claims = (
             Judged("It falls.", "falls", "claim", (Finding(0.1, 0.0, 0.2, "of it", verdict),))
             for verdict in verdicts
         )
         reason = "the rates are too large"
         return page(
-            [Outcome("some:fig1", "Rates", quick, tuple(claims), (Facts(**FACTS),), reason)]
+            [Outcome("some:fig1", "Rates", version, tuple(claims), (Facts(**FACTS),), reason)]
         )
 
     line = "Why claims do not hold: the rates are too large"
     assert told("does not hold", "does not hold").count(line) == 1
     assert "too large" not in told("holds", "undecided")
     assert "too large" not in told(
-        "does not hold", quick=True
+        "does not hold", version="quick"
     )  # it was found with the full version
 
 
 def test_the_full_version_stands_before_the_quick_one_which_says_so(done, tiny, tmp_path):
     out, outcome = tmp_path / "store", done[1]
     shutil.copytree(done[0], out)
-    quick = reproduce(tiny, out, quick=True, executor="serial")
+    quick = reproduce(tiny, out, version="quick", executor="serial")
     (facts,) = quick.readings
-    assert (quick.quick, facts.runs, facts.realisations) == (True, 4, (2,))
+    assert (quick.version, facts.runs, facts.realisations) == ("quick", 4, (2,))
     assert quick.command == "lowland reproduce some:fig1 --quick"
     assert "quick version" in page([quick])
     assert "quick version" not in page([outcome])
@@ -603,7 +603,7 @@ def test_the_full_version_stands_before_the_quick_one_which_says_so(done, tiny, 
 def test_figures_are_in_the_order_of_their_numbers(tmp_path):
     names = ["a:fig2", "a:figS1", "a:figS1-norm", "a:figS2", "a:figS11", "b:fig1"]
     for name in reversed(names):
-        one = Outcome(name, "", False, (), (Facts(**FACTS),), reason="")
+        one = Outcome(name, "", "full", (), (Facts(**FACTS),), reason="")
         (tmp_path / one.folder).mkdir(parents=True)
         (tmp_path / one.folder / "outcome.json").write_text(json.dumps(one.to_dict()))
     assert [one.name for one in outcomes(tmp_path)] == names

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def reproduce(
     *studies: str,
     quick: Annotated[bool, Parameter(negative="")] = False,
+    original: Annotated[bool, Parameter(negative="")] = False,
     out: Path = Path("lowland-reproduction"),
     executor: str = "processes",
     workers: int | None = None,
@@ -33,6 +34,8 @@ def reproduce(
         Studies such as feng-tu:fig3, papers (feng-tu, tsuzuku), field, or all.
     quick
         Smaller versions, about a minute each.
+    original
+        With the networks and data of the paper, where the study has smaller ones: hours, days.
     out
         The store that keeps runs and figures. Studies share runs; started again, they go on.
     executor
@@ -46,6 +49,8 @@ def reproduce(
     if not studies and pages is None:
         _list(as_json)
         return
+    if quick and original:
+        raise InputError("--quick and --original are two versions of a study; leave out one")
     out = home(out)
     done: list[Outcome] = []
     written: list[Path] = []
@@ -60,7 +65,7 @@ def reproduce(
             work = run(
                 chosen,
                 out,
-                quick=quick,
+                version="quick" if quick else "original" if original else "full",
                 executor=executor,
                 workers=workers,
                 progress=lambda now: say(f"{named}: {told(now)}"),
@@ -99,6 +104,7 @@ def _list(as_json: bool) -> None:
             "title": s.title,
             "runs": sum(len(reading.grid) for reading in s.readings),
             "quick_runs": sum(len(reading.quick) for reading in s.readings),
+            "original_runs": sum(len(r.original or ()) for r in s.readings),
         }
         for s in STUDIES.values()
     ]

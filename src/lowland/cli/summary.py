@@ -241,10 +241,13 @@ def draw_studies(console: Console, rows: list[dict[str, Any]]) -> None:
         ("what", "left"),
         ("runs", "right"),
         ("quick", "right"),
+        ("original", "right"),
     ):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     for row in rows:
-        table.add_row(row["name"], Text(row["title"]), str(row["runs"]), str(row["quick_runs"]))
+        original = str(row["original_runs"] or "")  # empty where nothing was scaled down
+        runs = (str(row["runs"]), str(row["quick_runs"]), original)
+        table.add_row(row["name"], Text(row["title"]), *runs)
     console.print(table)
 
 

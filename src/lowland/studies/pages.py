@@ -50,9 +50,9 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     lines.append(f"| --- |{' --- |' * len(names)} --- |")
     for outcome in outcomes:
         counts = [_brief(_count_of(outcome, name)) for name in names]
-        reason = outcome.reason if _refuted(outcome) and not outcome.quick else ""
-        quick = ", quick" if outcome.quick else ""
-        cells = (f"{outcome.heading}{quick}", *counts, _in_letters(reason))
+        reason = outcome.reason if _refuted(outcome) and outcome.version == "full" else ""
+        version = "" if outcome.version == "full" else f", {outcome.version}"
+        cells = (f"{outcome.heading}{version}", *counts, _in_letters(reason))
         lines.append(_row(cells))
     return "\n".join(lines)
 
@@ -144,9 +144,9 @@ def _section(outcome: Outcome) -> str:
     for facts in outcome.readings:
         told = f"{outcome.heading}, {facts.reading}" if facts.reading else outcome.heading
         lines.append(f"![{told}]({facts.file}.png)")
-    if outcome.quick:
+    if outcome.version == "quick":
         lines.append("*The quick version: fewer and smaller runs than the paper's.*")
-    if outcome.reason and _refuted(outcome) and not outcome.quick:
+    if outcome.reason and _refuted(outcome) and outcome.version == "full":
         lines.append(f"Why claims do not hold: {_in_letters(outcome.reason)}")
     counted = [judged for judged in outcome.claims if judged.kind == "claim"]
     others = [judged for judged in outcome.claims if judged.kind != "claim"]

@@ -16,13 +16,14 @@ from lowland.errors import InputError
 from lowland.experiment import SETTINGS
 from lowland.studies.evidence import Runs
 from lowland.studies.figure import draw, numbers_csv
-from lowland.studies.study import Annex, Finding, Kind, Reading, Study, Verdict
+from lowland.studies.study import Annex, Finding, Kind, Reading, Study, Verdict, Version
 from lowland.sweep import Grid, SweepProgress, run
 from lowland.sweep.trial import Run
 
 OUTCOME = "outcome.json"
 
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided")
+_RANKS: tuple[Version, ...] = ("quick", "full", "original")
 _ALWAYS_SAID = ("data", "network", "optimizer", "stop_loss")
 
 
@@ -56,7 +57,7 @@ class Outcome:
 
     name: str
     title: str
-    quick: bool
+    version: Version
     claims: tuple[Judged, ...]
     readings: tuple[Facts, ...]
     reason: str  # why claims do not hold, where it was found
@@ -76,7 +77,7 @@ class Outcome:
     @property
     def folder(self) -> Path:
         """Its folder within its store."""
-        return _folder(self.file, self.quick)
+        return _folder(self.file, self.version)
 
     @property
     def heading(self) -> str:
@@ -94,7 +95,8 @@ class Outcome:
     @property
     def command(self) -> str:
         """The command that makes it again."""
-        return f"lowland reproduce {self.name}{' --quick' if self.quick else ''}"
+        option = "" if self.version == "full" else f" --{self.version}"
+        return f"lowland reproduce {self.name}{option}"
 
     def count(self, reading: int = 0) -> dict[Verdict, int]:
         """How many claims got each verdict in a reading; checks and restatements do not count."""
@@ -131,17 +133,18 @@ def reproduce(
     study: Study,
     out: str | Path,
     *,
-    quick: bool = False,
+    version: Version = "full",
     executor: str = "processes",
     workers: int | None = None,
     progress: Callable[[SweepProgress], None] = lambda now: None,
 ) -> Outcome:
     """Do what is missing of a study's runs in the store ``out``, draw its figure, judge its claims.
 
-    The outcome and the figure are kept in ``out/studies/NAME``, or ``NAME-quick``.
+    The outcome and the figure are kept in ``out/studies/NAME``, with ``-quick`` or ``-original``
+    behind the name for these versions.
     """
     (outcome,) = reproduce_all(
-        [study], out, quick=quick, executor=executor, workers=workers, progress=progress
+        [study], out, version=version, executor=executor, workers=workers, progress=progress
     )
     return outcome
 
@@ -150,7 +153,7 @@ def reproduce_all(
     studies: Sequence[Study],
     out: str | Path,
     *,
-    quick: bool = False,
+    version: Version = "full",
     executor: str = "processes",
     workers: int | None = None,
     progress: Callable[[SweepProgress], None] = lambda now: None,
@@ -161,44 +164,50 @@ def reproduce_all(
     """
     out = Path(out)
     for study in studies:
-        check_writable(out / _folder(study.file, quick))
+        if not study.readings_of(version):
+            raise InputError(
+                f"{study.name} has no {version} version: it was not scaled down, or what it "
+                f"differs in cannot be made here; leave out --{version}"
+            )
+        check_writable(out / _folder(study.file, version))
     every = [
         configuration
         for study in studies
-        for reading in study.readings
-        for configuration in _grid(reading, quick)
+        for reading in study.readings_of(version)
+        for configuration in _grid(reading, version)
     ]
     if every:
         run(every, out, executor=executor, workers=workers, progress=progress)
     for study in studies:
-        yield _concluded(study, out, quick)
+        yield _concluded(study, out, version)
 
 
-def _grid(reading: Reading, quick: bool) -> Grid:
-    return reading.quick if quick else reading.grid
+def _grid(reading: Reading, version: Version) -> Grid:
+    return reading.runs(version) or Grid.of_runs(())
 
 
-def _folder(file: str, quick: bool) -> Path:
-    """The folder of a study in its store; the quick version has one of its own."""
-    return Path("studies", f"{file}-quick" if quick else file)
+def _folder(file: str, version: Version) -> Path:
+    """The folder of a study in its store; every version has one of its own."""
+    return Path("studies", file if version == "full" else f"{file}-{version}")
 
 
-def _concluded(study: Study, out: Path, quick: bool) -> Outcome:
+def _concluded(study: Study, out: Path, version: Version) -> Outcome:
     """Draw and judge a study whose runs are in the store."""
+    readings = study.readings_of(version)
     runs = [
-        dataclasses.replace(Runs.of(out, _grid(r, quick), at_limit=r.at_limit), asked={})
-        for r in study.readings
+        dataclasses.replace(Runs.of(out, _grid(r, version), at_limit=r.at_limit), asked={})
+        for r in readings
     ]
-    facts = zip(study.readings, runs, strict=True)
+    facts = zip(readings, runs, strict=True)
     outcome = Outcome(
         name=study.name,
         title=study.title,
-        quick=quick,
+        version=version,
         claims=tuple(
             Judged(c.text, c.paper, c.kind, tuple(c.test(own) for own in runs))
             for c in study.claims
         ),
-        readings=tuple(_facts(study, reading, own, quick) for reading, own in facts),
+        readings=tuple(_facts(study, reading, own, version) for reading, own in facts),
         reason=study.reason,
     )
     annex = study.annex(runs[0], outcome.command) if study.annex else Annex("", {})
@@ -206,7 +215,7 @@ def _concluded(study: Study, out: Path, quick: bool) -> Outcome:
     with replaced_directory(out / outcome.folder) as beside:
         for name, text in annex.files.items():
             (beside / name).write_text(text, encoding="utf-8")
-        for reading, own in zip(study.readings, runs, strict=True):
+        for reading, own in zip(readings, runs, strict=True):
             numbers = beside / f"{study.file}{reading.suffix}-runs.csv"
             numbers.write_text(numbers_csv(own), encoding="utf-8")
             draw(study, own, beside, reading.suffix)
@@ -215,8 +224,8 @@ def _concluded(study: Study, out: Path, quick: bool) -> Outcome:
     return outcome
 
 
-def _facts(study: Study, reading: Reading, runs: Runs, quick: bool) -> Facts:
-    grid = _grid(reading, quick)
+def _facts(study: Study, reading: Reading, runs: Runs, version: Version) -> Facts:
+    grid = _grid(reading, version)
     return Facts(
         reading=reading.name,
         file=f"{study.file}{reading.suffix}",
@@ -230,9 +239,9 @@ def _facts(study: Study, reading: Reading, runs: Runs, quick: bool) -> Facts:
 
 
 def outcomes(out: str | Path) -> list[Outcome]:
-    """The outcome of each study in a store: the full one, or the quick one if there is no other."""
+    """The outcome of each study in a store: the original, else the full one, else the quick one."""
     saved = [_read(path) for path in Path(out).glob(f"studies/*/{OUTCOME}")]
-    saved.sort(key=lambda outcome: not outcome.quick)  # the full ones take the others' places
+    saved.sort(key=lambda outcome: _RANKS.index(outcome.version))  # later ones take the places
     best = {outcome.name: outcome for outcome in saved}
     return sorted(best.values(), key=lambda outcome: _numbered(outcome.name))
 

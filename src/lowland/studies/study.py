@@ -15,6 +15,8 @@ Verdict = Literal["holds", "does not hold", "undecided"]
 # is restated is judged elsewhere as well. What is ours no paper says: it backs a reason, or asks
 # further. None of these is counted.
 Kind = Literal["claim", "restated", "check", "ours"]
+# The study as published here; a smaller one, about a minute; and with what the paper had.
+Version = Literal["full", "quick", "original"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Reading:
     differences: tuple[str, ...] = ()  # from the paper's settings, in words
     suffix: str = ""  # of its files
     at_limit: bool = False  # whether networks count that ended at their limit of epochs
+    original: Grid | None = None  # the paper's networks and data, where those were scaled down
+
+    def runs(self, version: Version) -> Grid | None:
+        """The runs of a version; none where there is no original."""
+        return {"full": self.grid, "quick": self.quick, "original": self.original}[version]
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Study:
     reading: str = ""  # the name of the reading whose runs these are
     others: tuple[Reading, ...] = ()  # further readings: the same claims are judged in each
     annex: "Callable[[Runs, str], Annex] | None" = None  # of the runs and the command that made it
+    original: Grid | None = None  # the paper's networks and data, where those were scaled down
 
     @property
     def paper(self) -> str:
@@ -102,4 +110,9 @@ class Study:
     @property
     def readings(self) -> tuple[Reading, ...]:
         """All readings, the study's own first."""
-        return Reading(self.reading, self.grid, self.quick, self.differences), *self.others
+        own = Reading(self.reading, self.grid, self.quick, self.differences, original=self.original)
+        return own, *self.others
+
+    def readings_of(self, version: Version) -> tuple[Reading, ...]:
+        """The readings that have runs in this version."""
+        return tuple(reading for reading in self.readings if reading.runs(version) is not None)

@@ -94,6 +94,16 @@ STUDY = Study(
         max_epochs=1000,
         seed=range(3),
     ),
+    original=trials(
+        _TRIAL,
+        data="mnist5k",
+        inputs=784,
+        width=[4, 16, 64, 256, 1024, 4096, 16384, 64000],
+        per_class=400,
+        label_noise=[0.0],
+        max_epochs=6000,
+        seed=range(3),
+    ),
     panels=(
         Against("width", {"test": "test_error", "training": "train_error"}, "error", log="x"),
         Against("width", {"gap": "gap", "test loss": "test_loss"}, "loss", log="x"),
@@ -151,9 +161,7 @@ STUDY = Study(
     differences=(
         "64-H-10 of 2 to 128 hidden units on 300 digits of 8 x 8 pixels, 20 % of their labels "
         "random, for 1,500 epochs; the papers have up to 64,000 units on 4,000 images of MNIST, "
-        "and residual networks of width 1 to 64 on CIFAR-10. The former: lowland.sweep.trials("
-        '"lowland.studies.trials.double_descent:trial", data="mnist5k", inputs=784, width=[4, 64, '
-        "1024], per_class=400, label_noise=0.0, max_epochs=6000, seed=0).",
+        "and residual networks of width 1 to 64 on CIFAR-10. Original: the former.",
         "The threshold is the least width whose training error is below 1 %; the range up to it "
         "begins where the training error is below the share of random labels.",
         "The gap is split in the output layer, by the activity-level dual.",

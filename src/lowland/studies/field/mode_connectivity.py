@@ -29,6 +29,7 @@ _QUICK: dict[str, Any] = {
     "per_class": 30,
     "iterations": 400,
 }
+_ORIGINAL: dict[str, Any] = {**_FULL, "data": "mnist", "per_class": None, "batch_size": 128}
 _WIDTHS = [16, 64, 256]
 _MIDDLE = 64
 
@@ -132,6 +133,7 @@ STUDY = Study(
     title="Ways between independently trained minima",
     grid=_grid(_FULL, _WIDTHS, 5),
     quick=_grid(_QUICK, [16, 64], 3),
+    original=_grid(_ORIGINAL, [16, _MIDDLE, 512], 5),
     panels=(
         Against(
             "width", _WAYS, "barrier of the training loss", log="xy", where=_OWN, title="own starts"
@@ -145,7 +147,7 @@ STUDY = Study(
         "Networks of three hidden layers of 16, 64 or 256 units on 1,000 images of MNIST, trained "
         "by SGD to a loss of 0.01, five pairs each; Garipov et al. have VGG-16 and residual "
         "networks on CIFAR-10 and 100, Ainsworth et al. three hidden layers of 512 units on all of "
-        "MNIST. Larger ones: `lowland landscape` with `--path`, or `lowland.path`.",
+        "MNIST. Original: the latter. Others: `lowland landscape --path`, or `lowland.path`.",
         "The curve is trained for 1,500 batches of 128, longer than the networks; barriers "
         "are largest heights over the chord, at 25 points.",
         "Quick: 300 digits of 8 x 8 pixels, widths 16 and 64, three pairs, 400 batches.",

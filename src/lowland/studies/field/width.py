@@ -16,31 +16,42 @@ from lowland.studies.study import Claim, Study
 from lowland.sweep.grid import Grid
 from lowland.sweep.trial import trials
 
-_WIDTH = 64  # where the number of images grows
-_IMAGES = 100  # of each digit, where the width grows
+_WIDTH, _IMAGES = 64, 100  # the width where images grow in number, and the other way round
+_ORIGINAL_WIDTH, _ORIGINAL_IMAGES = 1024, 5000
+_ONE_WIDTH: dict[str, Any] = {"width": [_WIDTH, _ORIGINAL_WIDTH]}
+_ONE_SIZE: dict[str, Any] = {"per_class": [_IMAGES, _ORIGINAL_IMAGES]}
 _COMPARED = ("kl", "path_norm", "spectral_norms")
 
 
-def _grid(widths: list[int], noisy_widths: list[int], images: list[int], seeds: int) -> Grid:
+def _grid(
+    widths: list[int],
+    noisy_widths: list[int],
+    images: list[int],
+    seeds: int,
+    at: tuple[int, int] = (_WIDTH, _IMAGES),
+    **others: Any,
+) -> Grid:
+    width, per_class = at
+
     def some(**axes: Any) -> Grid:
         function = "lowland.studies.trials.width:trial"
-        return trials(function, max_epochs=1000, seed=range(seeds), **axes)
+        return trials(function, max_epochs=1000, seed=range(seeds), **others, **axes)
 
     return (
-        some(width=widths, per_class=_IMAGES, label_noise=0.0)
-        + some(width=noisy_widths, per_class=_IMAGES, label_noise=0.05)
-        + some(width=_WIDTH, per_class=images, label_noise=[0.0, 1.0])
+        some(width=widths, per_class=per_class, label_noise=0.0)
+        + some(width=noisy_widths, per_class=per_class, label_noise=0.05)
+        + some(width=width, per_class=images, label_noise=[0.0, 1.0])
     )
 
 
 def _wider(noise: float, test: Test) -> Test:
     """The test where the width varies."""
-    return on({"per_class": _IMAGES, "label_noise": noise}, test)
+    return on({**_ONE_SIZE, "label_noise": noise}, test)
 
 
 def _more_images(runs: Runs) -> Runs:
     """The networks with one width, true or random labels, and from few images to many."""
-    return runs.where(width=_WIDTH, label_noise=[0.0, 1.0])
+    return runs.where(**_ONE_WIDTH, label_noise=[0.0, 1.0])
 
 
 def _random_beside_true(runs: Runs) -> Runs:
@@ -76,14 +87,19 @@ def _labels(row: dict[str, Any]) -> str:
 _labels.__name__ = "labels"
 _OF_2015 = "Neyshabur et al. 2015"
 _OF_2017 = "Neyshabur et al. 2017"
-_WIDER: dict[str, Any] = {"label_noise": 0.0, "per_class": _IMAGES}
-_GROWING: dict[str, Any] = {"width": _WIDTH, "label_noise": [0.0, 1.0]}
+_WIDER: dict[str, Any] = {"label_noise": 0.0, **_ONE_SIZE}
+_GROWING: dict[str, Any] = {**_ONE_WIDTH, "label_noise": [0.0, 1.0]}
 
 STUDY = Study(
     "width",
     "More hidden units at equal training error; expected sharpness against KL as the data grow",
     grid=_grid([8, 32, 64, 128], [8, 128], [20, 60, 200], 4),
     quick=_grid([8, 128], [8, 128], [10, 40], 3),
+    original=_grid(
+        *([8, 64, 512, 4096], [8, 4096], [500, 1500, 5400], 4),
+        at=(_ORIGINAL_WIDTH, _ORIGINAL_IMAGES),
+        data="mnist",
+    ),
     panels=(
         Against(
             "width",
@@ -191,8 +207,7 @@ STUDY = Study(
         "Networks 784-H-10 of 8 to 128 hidden units on 1,000 images of MNIST; the paper of 2015 "
         "has up to 4,000 units on all of MNIST and CIFAR-10.",
         "64 hidden units on 200 to 2,000 images of MNIST; the paper of 2017 has VGG on CIFAR-10. "
-        'Other sizes: lowland.sweep.trials("lowland.studies.trials.width:trial", data="mnist", '
-        "width=[64, 1024, 4096], per_class=None, label_noise=0.0, max_epochs=1000, seed=0).",
+        "Original: up to 4,096 units on 50,000 images, and 1,024 units on up to 54,000.",
         "Training ends at a loss of 0.01; in the paper of 2017 at a margin of 10 or zero error.",
         "Norms are not divided by the margin: at one training loss it hardly differs.",
     ),

@@ -1,26 +1,26 @@
 """The noise of SGD against the Hessian, and where other rates, schedules and ends of training lead.
 
-All on 8 x 8 digits: the network is small enough for whole matrices.
+On 8 x 8 digits unless settings say otherwise: the network is small enough for whole matrices.
 """
 
 import copy
 import functools
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from lowland.curvature import fisher, hessian
-from lowland.data import load
+from lowland.experiment import Configuration
+from lowland.experiment.subject import Subject
 from lowland.measures import measure
 from lowland.problem import Problem
-from lowland.training import TrainingSettings, mlp, train_many
+from lowland.training import TrainingSettings, train_many
 
-SIZES = 64, 20, 10
-PER_CLASS = 50
-BATCH = 50
 SMALL = 0.05  # the rate that finds sharp minima, and that networks end with
 START, END = 0.03, 0.005  # training losses of the sharp minimum, and where sharpness is compared
 KICK = 30  # epochs at another rate
@@ -31,26 +31,47 @@ _MOST = 3000  # epochs on the way to a loss
 Data = tuple[Tensor, Tensor]
 
 
-@functools.lru_cache(maxsize=16)
-def _data(seed: int, loss: str) -> Data:
-    inputs, labels = load("digits", per_class=PER_CLASS, seed=seed).train
-    return inputs, one_hot(labels, SIZES[-1]).float() if loss == "mse" else labels
+@dataclass(frozen=True)
+class Place:
+    """A network with its data, as a sweep names them."""
 
+    data: str = "digits"
+    network: str = "64-20-10"
+    per_class: int | None = 50
+    batch_size: int = 50
 
-def _train(model: nn.Module, seed: int, loss: str = "cross_entropy", **settings: Any) -> bool:
-    """Train on by plain SGD; whether the loss ``stop_loss`` was reached."""
-    chosen = TrainingSettings(**{"batch_size": BATCH, "max_epochs": _MOST, "seed": seed} | settings)
-    (training,) = train_many([model], _data(seed, loss), [chosen], loss=loss)
-    return training.converged
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """What the settings of a trial say of it."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in settings.items() if name in names})
 
+    def subject(self, seed: int) -> Subject:
+        """The network at its initial weights."""
+        place = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Subject.of(Configuration(**place, seed=seed, data_seed=seed))
 
-def _problem(model: nn.Module, seed: int, loss: str = "cross_entropy") -> Problem:
-    return Problem(model, loss, train=_data(seed, loss))
+    @functools.lru_cache(maxsize=16)  # noqa: B019  (places are few)
+    def samples(self, seed: int, loss: str = "cross_entropy") -> Data:
+        """The training data; of the square loss with a target for every class."""
+        inputs, labels = self.subject(seed).train
+        return inputs, one_hot(labels).float() if loss == "mse" else labels
 
+    def train(
+        self, model: nn.Module, seed: int, loss: str = "cross_entropy", **settings: Any
+    ) -> bool:
+        """Train on by plain SGD; whether the loss ``stop_loss`` was reached."""
+        common = {"batch_size": self.batch_size, "max_epochs": _MOST, "seed": seed}
+        chosen = TrainingSettings(**common | settings)
+        (training,) = train_many([model], self.samples(seed, loss), [chosen], loss=loss)
+        model.eval()
+        return training.converged
 
-def _sharpness(model: nn.Module, seed: int, loss: str = "cross_entropy") -> dict[str, Any]:
-    measured = measure(_problem(model, seed, loss), ["largest_eigenvalue", "trace"])
-    return {name: measured[name].value for name in measured}
+    def sharpness(self, model: nn.Module, seed: int, loss: str = "cross_entropy") -> dict[str, Any]:
+        """Largest eigenvalue and trace."""
+        problem = Problem(model, loss, train=self.samples(seed, loss))
+        measured = measure(problem, ["largest_eigenvalue", "trace"])
+        return {name: measured[name].value for name in measured}
 
 
 # --- the noise -----------------------------------------------------------------------------------
@@ -58,9 +79,10 @@ def _sharpness(model: nn.Module, seed: int, loss: str = "cross_entropy") -> dict
 
 def covariance(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """The covariance of single samples' gradients against the Hessian, at a training loss."""
-    model = mlp(SIZES, seed=seed)
-    _train(model, seed, learning_rate=0.1, stop_loss=settings["stop_loss"])
-    inputs, labels = _data(seed, "cross_entropy")
+    place = Place.of(settings)
+    model = place.subject(seed).model
+    place.train(model, seed, learning_rate=0.1, stop_loss=settings["stop_loss"])
+    inputs, labels = place.samples(seed)
     model.double()
     problem = Problem(model, "cross_entropy", train=(inputs.double(), labels))
     H, F = (_whole(operator(problem)) for operator in (hessian, fisher))
@@ -94,25 +116,28 @@ def _whole(operator: Any) -> Tensor:
 
 def kick(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """From a sharp minimum some epochs at another rate, then at the small one to a lower loss."""
-    model = copy.deepcopy(_sharp(seed))
-    _train(model, seed, learning_rate=settings["rate"], stop_loss=END, max_epochs=KICK)
-    numbers = _settled(model, seed)
-    return numbers | (
-        {"barrier": _barrier(_sharp(seed), model, seed)} if "trace" in numbers else {}
-    )
+    place = Place.of(settings)
+    sharp = _sharp(place, seed)
+    model = copy.deepcopy(sharp)
+    place.train(model, seed, learning_rate=settings["rate"], stop_loss=END, max_epochs=KICK)
+    numbers = _settled(place, model, seed)
+    if "trace" in numbers:
+        numbers["barrier"] = _barrier(sharp, model, place.samples(seed))
+    return numbers
 
 
 @functools.lru_cache(maxsize=16)  # kicks of all rates start there
-def _sharp(seed: int) -> nn.Module:
-    model = mlp(SIZES, seed=seed)
-    _train(model, seed, learning_rate=SMALL, stop_loss=START)
+def _sharp(place: Place, seed: int) -> nn.Module:
+    model = place.subject(seed).model
+    place.train(model, seed, learning_rate=SMALL, stop_loss=START)
     return model
 
 
 def schedule(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """From the initial weights by a schedule, then at the small rate to a lower loss."""
-    model, top = mlp(SIZES, seed=seed), settings["top"]
-    _train(
+    place, top = Place.of(settings), settings["top"]
+    model = place.subject(seed).model
+    place.train(
         *(model, seed),
         schedule=settings["schedule"],
         learning_rate=top,
@@ -121,24 +146,28 @@ def schedule(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         stop_loss=END,
         max_epochs=SCHEDULED,
     )
-    return _settled(model, seed)
+    return _settled(place, model, seed)
 
 
-def _settled(model: nn.Module, seed: int) -> dict[str, Any]:
+def _settled(place: Place, model: nn.Module, seed: int) -> dict[str, Any]:
     """Train on at the small rate; sharpness at the end if there is one."""
-    converged = _train(model, seed, learning_rate=SMALL, stop_loss=END)
-    return {"settled": float(converged)} | (_sharpness(model, seed) if converged else {})
+    converged = place.train(model, seed, learning_rate=SMALL, stop_loss=END)
+    return {"settled": float(converged)} | (place.sharpness(model, seed) if converged else {})
 
 
 @torch.no_grad()
-def _barrier(first: nn.Module, second: nn.Module, seed: int) -> float:
-    """How far the loss on the straight line between networks rises above that of both."""
-    inputs, labels = _data(seed, "cross_entropy")
+def _barrier(first: nn.Module, second: nn.Module, data: Data) -> float:
+    """How far the loss on the straight line between networks rises above that of both.
+
+    The statistics of BatchNorm are on the line as well.
+    """
+    inputs, labels = data
     losses, between = [], copy.deepcopy(first)
+    a, b = first.state_dict(), second.state_dict()
     for share in torch.linspace(0, 1, 11).tolist():
-        ends = zip(first.parameters(), second.parameters(), strict=True)
-        for place, (a, b) in zip(between.parameters(), ends, strict=True):
-            place.copy_(torch.lerp(a, b, share))
+        for name, tensor in between.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.lerp(a[name], b[name], share))
         losses.append(float(cross_entropy(between(inputs), labels)))
     return max(losses) - max(losses[0], losses[-1])
 
@@ -146,8 +175,9 @@ def _barrier(first: nn.Module, second: nn.Module, seed: int) -> float:
 def stopped(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """Sharpness where the training loss first is below a value."""
     loss, goal = settings["loss"], settings["stop_loss"]
-    model = mlp(SIZES, seed=seed)
+    place = Place.of(settings)
+    model = place.subject(seed).model
     # The square loss is a mean over ten outputs, and its gradients are as much smaller.
     rate = 0.1 if loss == "cross_entropy" else 1.0
-    converged = _train(model, seed, loss, learning_rate=rate, stop_loss=goal)
-    return _sharpness(model, seed, loss) if converged else {}
+    converged = place.train(model, seed, loss, learning_rate=rate, stop_loss=goal)
+    return place.sharpness(model, seed, loss) if converged else {}

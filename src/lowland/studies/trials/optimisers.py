@@ -2,15 +2,19 @@
 
 from typing import Any
 
-from lowland.data import load
+from lowland.experiment import Configuration
+from lowland.experiment.subject import Subject
 from lowland.measures import measure
-from lowland.problem import Problem
-from lowland.training import TrainingSettings, mlp, train_many
+from lowland.training import TrainingSettings, train_many
 
-SIZES = 64, 30, 10
-PER_CLASS = 50
-BATCH = 25
-EPOCHS = 200  # of methods that take one gradient of a batch
+# What a trial has where its settings do not say otherwise.
+PLACE: dict[str, Any] = {
+    "data": "digits",
+    "network": "64-30-10",
+    "per_class": 50,
+    "batch_size": 25,
+    "epochs": 200,  # of methods that take one gradient of a batch
+}
 _NEVER = 1e-12  # a training loss that is not reached
 _TWO_GRADIENTS = ("sam", "asam")  # a step
 
@@ -23,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "average": {"learning_rate": _RATE, "average": "swa"},
     "adam": {"optimizer": "adam", "learning_rate": _ADAPTIVE},
     "rmsprop": {"optimizer": "rmsprop", "learning_rate": _ADAPTIVE},
-    "cyclical": {"schedule": "cyclical", "learning_rate": 2 * _RATE, "cycle": EPOCHS // 4},
+    "cyclical": {"schedule": "cyclical", "learning_rate": 2 * _RATE},
 }
 MEASURES = (
     *("train_loss", "test_error", "calibration_error"),
@@ -32,18 +36,27 @@ MEASURES = (
 )
 
 
-def settings_of(method: str, seed: int) -> TrainingSettings:
+def settings_of(method: str, seed: int, batch_size: int, epochs: int) -> TrainingSettings:
     """The settings of a method; those that take two gradients a step have half of the epochs."""
     own = METHODS[method]
-    epochs = EPOCHS // 2 if own.get("optimizer") in _TWO_GRADIENTS else EPOCHS
-    return TrainingSettings(batch_size=BATCH, max_epochs=epochs, stop_loss=_NEVER, seed=seed, **own)
+    if own.get("schedule") == "cyclical":
+        own = {**own, "cycle": max(1, epochs // 4)}
+    halved = own.get("optimizer") in _TWO_GRADIENTS
+    return TrainingSettings(
+        batch_size=batch_size,
+        max_epochs=epochs // 2 if halved else epochs,
+        stop_loss=_NEVER,
+        seed=seed,
+        **own,
+    )
 
 
 def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train, and measure all that is cheap."""
-    data = load("digits", per_class=PER_CLASS, seed=seed)
-    model = mlp(SIZES, seed=seed)
-    train_many([model], data.train, [settings_of(settings["method"], seed)])
-    problem = Problem(model, "cross_entropy", train=data.train, test=data.test)
-    measured = measure(problem, list(MEASURES))
+    """Train by a ``method``, and measure all that is cheap; other settings are in ``PLACE``."""
+    chosen = {**PLACE, **settings}
+    method, batch_size, epochs = (chosen.pop(key) for key in ("method", "batch_size", "epochs"))
+    subject = Subject.of(Configuration(**chosen, batch_size=batch_size, seed=seed, data_seed=seed))
+    how = settings_of(method, seed, batch_size, epochs)
+    train_many([subject.model], subject.train, [how])
+    measured = measure(subject.problem(), list(MEASURES))
     return {name: measured[name].value for name in measured}

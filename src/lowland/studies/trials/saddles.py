@@ -22,10 +22,13 @@ _QUANTILES = 60
 Loss = Callable[[Tensor], Tensor]  # of all weights in one vector
 
 
-def small_loss(hidden: int, per_class: int, seed: int) -> tuple[Loss, int]:
-    """The squared error of a tanh network on digits of 4 x 4 pixels with decay, and its size."""
-    data = load("digits", per_class=per_class, seed=seed)
-    X = torch.nn.functional.avg_pool2d(data.train[0].double(), 2).flatten(1)  # (N, 16)
+def small_loss(
+    hidden: int, per_class: int | None, seed: int, name: str = "digits", pixels: int = 4
+) -> tuple[Loss, int]:
+    """The squared error of a tanh network on images of few pixels with decay, and its size."""
+    data = load(name, per_class=per_class, seed=seed)
+    images = data.train[0].double()
+    X = torch.nn.functional.adaptive_avg_pool2d(images, pixels).flatten(1)  # (N, inputs)
     X = X - X.mean(0)
     Y = torch.nn.functional.one_hot(data.train[1], 10).double()
     inputs = X.shape[1]
@@ -64,7 +67,8 @@ def semicircle_below(x: float) -> float:
 
 def trial(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Search a critical point from the weights after ``epochs`` of gradient descent, with noise."""
-    loss, size = small_loss(settings["hidden"], settings["per_class"], seed)
+    images = settings.get("data", "digits"), settings.get("pixels", 4)
+    loss, size = small_loss(settings["hidden"], settings["per_class"], seed, *images)
     generator = torch.Generator().manual_seed(1000 * seed + settings["epochs"])
     own = torch.Generator().manual_seed(seed)  # all starts lie along one descent
     w = 0.3 * torch.randn(size, generator=own, dtype=torch.float64)
