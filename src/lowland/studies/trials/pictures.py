@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from lowland.data import load
 from lowland.findings import Surface
 from lowland.landscape import surface
 from lowland.measures import measure
 from lowland.problem import Problem
+from lowland.studies.residual import resnet, vgg9
 from lowland.studies.tower import Tower
 from lowland.training import Training, TrainingSettings, train
 
@@ -21,7 +23,7 @@ _OF_TRAINING = {f.name for f in fields(TrainingSettings)}
 
 
 def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train a tower, and draw planes of random directions through its weights.
+    """Train a network, and draw planes of random directions through its weights.
 
     One is normalised filter by filter, as Li et al. do, the other not at all.
     """
@@ -39,10 +41,11 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def trained(settings: dict[str, Any], seed: int) -> tuple[Problem, Training]:
-    """A trained tower as a problem, and its training.
+    """A trained network as a problem, and its training.
 
-    ``settings`` are ``data``, ``per_class`` and ``test_per_class``; ``width``, ``depth``, ``skip``,
-    ``norm`` and ``dropout`` of a tower, where it has them; and those of a training.
+    ``settings`` are ``data``, ``per_class`` and ``test_per_class``; ``network``, by default a
+    tower, and of it ``width``, ``depth``, ``skip``, ``norm`` and ``dropout``, where it has them;
+    and those of a training.
     """
     own = dict(settings)
     data = load(
@@ -51,10 +54,19 @@ def trained(settings: dict[str, Any], seed: int) -> tuple[Problem, Training]:
     of_training = {name: own.pop(name) for name in list(own) if name in _OF_TRAINING}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Tower(data.train[0][0].numel(), own.pop("width"), own.pop("depth"), **own)
+        model = _made(data.train[0][0], **own)
     how = TrainingSettings(**{"decay_epochs": None, **of_training, "seed": seed})
     training = train(model, data.train, how)
     return Problem(model.eval(), train=data.train, test=data.test), training
+
+
+def _made(image: Tensor, network: str = "tower", **own: Any) -> nn.Module:
+    """A tower for images like this one, or a convolutional network of Li et al."""
+    if network == "vgg":
+        return vgg9()
+    if network == "resnet":
+        return resnet(own["depth"], skip=own["skip"])
+    return Tower(image.numel(), own.pop("width"), own.pop("depth"), **own)
 
 
 def drawn(problem: Problem, seed: int, how: Any = "filter") -> Surface:
