@@ -12,7 +12,9 @@ import pytest
 
 from lowland.studies.evidence import Runs
 from lowland.studies.feng_tu import STUDIES
-from lowland.studies.reproduce import reproduce
+from lowland.studies.feng_tu.settled import settled
+from lowland.studies.reproduce import Judged, Outcome, reproduce
+from lowland.studies.study import Finding
 from lowland.sweep import Configuration, Grid
 from lowland.sweep.keys import key
 from stores import seal
@@ -36,7 +38,8 @@ def test_every_figure_has_a_study():
 @by_name
 def test_grids(study):
     for reading in study.readings:
-        assert {run.seed for run in reading.grid} == set(range(10))
+        seeds = 10 if study.name == "feng-tu:figS10" else 30
+        assert {run.seed for run in reading.grid} == set(range(seeds))
         assert len({run.seed for run in reading.quick}) >= 3
         assert len(reading.quick) <= 64
         for grid in (reading.grid, reading.quick):
@@ -384,3 +387,41 @@ def test_the_equations_on_real_runs(tmp_path):
         assert all(np.isfinite(finding.effect) for finding in judged.findings), judged.text
         if judged.kind == "check":
             assert {finding.verdict for finding in judged.findings} == {"holds"}, judged.text
+
+
+# --- what became of the first verdicts -----------------------------------------------------------
+
+
+def outcome_of(study, verdicts):
+    """A study whose claims all got these verdicts, one in each of its readings."""
+
+    def finding(verdict):
+        return Finding(0.1, 0.05, 0.15, "of its mean", verdict, percent=True)
+
+    findings = tuple(finding(verdict) for verdict, _ in zip(verdicts, study.readings, strict=False))
+    claims = tuple(Judged(c.text, c.paper, c.kind, findings) for c in study.claims)
+    return Outcome(study.name, study.title, "full", claims, (), "")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "section", "single"),
+    [
+        (("holds", "does not hold"), "Holds now", "Holds now"),
+        (("does not hold", "holds"), "Settled by the demo's settings", "Against the paper"),
+        (("does not hold", "does not hold"), "Against the paper", "Against the paper"),
+        (("does not hold", "undecided"), "Open", "Against the paper"),
+        (("undecided", "undecided"), "Open", "Open"),
+    ],
+)
+def test_every_early_verdict_is_in_its_section(verdicts, section, single):
+    text = settled([outcome_of(study, verdicts) for study in STUDIES])
+    parts = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    rows = {
+        name: [line for line in part.splitlines() if line.startswith("| Fig.")]
+        for name, part in parts.items()
+    }
+    assert sum(map(len, rows.values())) == 43 + 32
+    assert sum(" does not hold | " in row.split("%")[0] for r in rows.values() for row in r) == 43
+    assert len(rows["No claim any more"]) == 4
+    assert [row for row in rows[single] if row.startswith("| Fig. S10")][7:]
+    assert sum(not row.startswith("| Fig. S10") for row in rows[section]) == 43 + 32 - 4 - 8

@@ -52,8 +52,8 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
         counts = [_brief(_count_of(outcome, name)) for name in names]
         reason = outcome.reason if _refuted(outcome) and outcome.version == "full" else ""
         version = "" if outcome.version == "full" else f", {outcome.version}"
-        cells = (f"{outcome.heading}{version}", *counts, _in_letters(reason))
-        lines.append(_row(cells))
+        cells = (f"{outcome.heading}{version}", *counts, in_letters(reason))
+        lines.append(row_of(cells))
     return "\n".join(lines)
 
 
@@ -77,7 +77,7 @@ def _standing(outcomes: Sequence[Outcome]) -> str:
                 continue
             lines = fail if len(verdicts) == 1 else depend
             lines.append(
-                f"- {outcome.figure}: {_in_letters(judged.text)} {_effects(judged, outcome)}"
+                f"- {outcome.figure}: {in_letters(judged.text)} {_effects(judged, outcome)}"
             )
     several = any(len(outcome.readings) > 1 for outcome in outcomes)
     where = " in any reading" if several else ""
@@ -94,7 +94,7 @@ def _effects(judged: Judged, outcome: Outcome) -> str:
     for finding, facts in zip(judged.findings, outcome.readings, strict=True):
         name = f"{facts.reading}: " if facts.reading else ""
         verdict = f", {finding.verdict}" if differ else ""
-        told.append(f"{name}{_interval(finding)}{verdict}")
+        told.append(f"{name}{effect_of(finding)}{verdict}")
     return f"({'; '.join(told)})"
 
 
@@ -147,7 +147,7 @@ def _section(outcome: Outcome) -> str:
     if outcome.version == "quick":
         lines.append("*The quick version: fewer and smaller runs than the paper's.*")
     if outcome.reason and _refuted(outcome) and outcome.version == "full":
-        lines.append(f"Why claims do not hold: {_in_letters(outcome.reason)}")
+        lines.append(f"Why claims do not hold: {in_letters(outcome.reason)}")
     counted = [judged for judged in outcome.claims if judged.kind == "claim"]
     others = [judged for judged in outcome.claims if judged.kind != "claim"]
     if counted:
@@ -166,23 +166,26 @@ def _table(claims: Sequence[Judged], readings: Sequence[Facts]) -> str:
     rows = [f"| claim | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for judged in claims:
         kind = "" if judged.kind == "claim" else f", {judged.kind}"
-        sentence = f"{_in_letters(judged.text)}<br>*{_in_letters(judged.paper)}{kind}*"
+        sentence = f"{in_letters(judged.text)}<br>*{in_letters(judged.paper)}{kind}*"
         each = zip(judged.findings, readings, strict=True)
-        rows.append(_row((sentence, *(_ours(f, max(r.realisations, default=0)) for f, r in each))))
+        rows.append(
+            row_of((sentence, *(_ours(f, max(r.realisations, default=0)) for f, r in each)))
+        )
     return "\n".join(rows)
 
 
-def _row(cells: Sequence[str]) -> str:
+def row_of(cells: Sequence[str]) -> str:
+    """A row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _ours(finding: Finding, realisations: int) -> str:
     """The effect with its interval in numbers and drawn, and the verdict."""
     if not math.isfinite(finding.effect):
-        return f"no number: {_in_letters(finding.note)}<br>**{finding.verdict}**"
-    numbers = _interval(finding)
+        return f"no number: {in_letters(finding.note)}<br>**{finding.verdict}**"
+    numbers = effect_of(finding)
     verdict = f"**{finding.verdict}**{_power(finding, realisations)}"
-    return f"{numbers} {_in_letters(finding.unit)}<br>`{strip(finding)}` {verdict}"
+    return f"{numbers} {in_letters(finding.unit)}<br>`{strip(finding)}` {verdict}"
 
 
 def _power(finding: Finding, realisations: int) -> str:
@@ -202,7 +205,8 @@ def _power(finding: Finding, realisations: int) -> str:
     return f": about {about}"
 
 
-def _interval(finding: Finding) -> str:
+def effect_of(finding: Finding) -> str:
+    """The effect with its interval, in numbers."""
     if not math.isfinite(finding.effect):
         return "no number"
     return finding.interval.replace("-", "−")
@@ -232,7 +236,7 @@ def strip(finding: Finding) -> str:
     return "".join(drawn)
 
 
-def _in_letters(text: str) -> str:
+def in_letters(text: str) -> str:
     """The names of Greek letters as the letters themselves."""
     return _LETTERS.sub(lambda name: _GREEK[name[1]], text)
 
@@ -248,7 +252,7 @@ def _folded(outcome: Outcome) -> str:
             parts.append(f"**{facts.reading[:1].upper()}{facts.reading[1:]}**")
         parts.append(_facts(facts))
         notes = [
-            f"- {_in_letters(judged.text)} {_in_letters(judged.findings[i].note)}"
+            f"- {in_letters(judged.text)} {in_letters(judged.findings[i].note)}"
             for judged in outcome.claims
             if judged.findings[i].note and not _SEEDS.fullmatch(judged.findings[i].note)
         ]

@@ -52,8 +52,8 @@ _S10 = study_of(
         *with_random_labels(only("label_noise"), "S10D", "S10E", "S10F"),
     ),
     images=(
-        "The images are of CIFAR-10, from LOWLAND_DATA: 1,000 to train on, for time, and 1,000 to "
-        "test on. Realisations differ in initial weights and in the order of the data."
+        "The images are of CIFAR-10, from LOWLAND_DATA: 4,000 to train on, and 1,000 to test on. "
+        "Ten realisations, for time, differ in initial weights and in the order of the data."
     ),
     differences=(
         *REPLACED,
