@@ -57,6 +57,12 @@ def test_work_that_runs_out_of_time_stops_between_passes_over_the_data():
     problem.losses("train")  # the limit ends with the block
 
 
+def test_losses_and_errors_are_measured_whatever_the_budget():
+    rows = ll.measure(make_problem(), budget=1e-6)
+    assert all((row.value is not None) == (name in OUTCOME) for name, row in rows.items())
+    assert "ran out" in rows["trace"].reason
+
+
 def test_a_part_of_a_run_ends_quietly_and_the_run_goes_on_unless_its_own_time_is_up():
     problem, clock, passes = make_problem(), budget.Clock(3600), 0
     with clock.limited():

@@ -281,8 +281,9 @@ def test_the_error_of_a_share_covers_it(n):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 300])
 @pytest.mark.parametrize("n", [5, 10, 30, 100])
-def test_losses_and_errors_on_few_test_samples(n):
+def test_losses_and_errors_on_few_test_samples(n, steps):
     """Against 20,000 samples: most losses are next to nothing, and few make up the mean."""
     held = {"test_loss": [], "test_error": []}
     for seed in range(24):
@@ -297,7 +298,7 @@ def test_losses_and_errors_on_few_test_samples(n):
         model = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 3))
         X, y = data(60)
         optimizer = torch.optim.SGD(model.parameters(), 0.3)
-        for _ in range(300):
+        for _ in range(steps):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(X), y).backward()
             optimizer.step()

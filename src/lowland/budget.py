@@ -149,13 +149,14 @@ class Clock:
         return time.monotonic() - self._began
 
     @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
-        """Work that ends when the time is up, or by Ctrl-C; ``stopped`` then says why.
+    def limited(self, *, timed: bool = True) -> Iterator[None]:
+        """Work that ends when the time is up, unless not ``timed``, or by Ctrl-C.
 
+        ``stopped`` then says why.
         Both end this block quietly, so that what was done before it can be kept. An interrupt that
         comes outside of such a block, a second one for example, ends the program as usual.
         """
-        token = _DEADLINE.set(self._began + self.allowed)
+        token = _DEADLINE.set(self._began + self.allowed if timed else math.inf)
         try:
             yield
         except OutOfBudget:

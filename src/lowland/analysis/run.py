@@ -37,6 +37,7 @@ from lowland.findings import (
 )
 from lowland.measures import (
     CONVERGENCE_WORK,
+    OUTCOME,
     Copies,
     Measuring,
     Progress,
@@ -55,7 +56,6 @@ from lowland.problem import Problem, differentiating
 from lowland.results import Analysis
 from lowland.usercode import described
 
-OUTCOME = tuple(field.name for field in fields(Outcome))  # measures that are always computed
 CONVERGENCE = "whether this is a minimum"
 
 
@@ -128,8 +128,7 @@ def analyze(
     with sharing():
         measuring = Measuring(problem, chosen_measures(every), schedule)
         progress("losses and errors")
-        for name in OUTCOME:  # whatever the budget: without it there is nothing to explain
-            measuring.measure(name)
+        measuring.measure_outcome()
         outcome = Outcome(**{name: measuring.rows[name].value for name in OUTCOME})
         how = How(gauge, basis, n_sharp, widths, brief, dual)
         explanation = Explanation(problem, layer_name, how, schedule.tell)

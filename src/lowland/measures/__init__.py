@@ -6,7 +6,7 @@ from lowland.measures.convergence import (
     convergence,
     convergence_by_loss,
 )
-from lowland.measures.measuring import Measurement, Measurements, Measuring, measure
+from lowland.measures.measuring import OUTCOME, Measurement, Measurements, Measuring, measure
 from lowland.measures.planning import Copies, Task
 from lowland.measures.registry import Measure, chosen_measures, registered
 from lowland.measures.schedule import Progress, Schedule, silent
@@ -18,6 +18,7 @@ from lowland.measures.subsets import Subset, stratified
 
 __all__ = [
     "CONVERGENCE_WORK",
+    "OUTCOME",
     "Copies",
     "Measure",
     "Measurement",

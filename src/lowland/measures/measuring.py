@@ -4,7 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, limit
@@ -12,7 +12,7 @@ from lowland.curvature import give_back
 from lowland.distributed import ranks
 from lowland.errors import InputError
 from lowland.figures import draw_measures, drawn_on
-from lowland.findings import Decomposition, MeasureRow, encode
+from lowland.findings import Decomposition, MeasureRow, Outcome, encode
 from lowland.measures.planning import Task
 from lowland.measures.registry import Measure, Value, chosen_measures
 from lowland.measures.schedule import Progress, Schedule, silent
@@ -25,6 +25,7 @@ from lowland.usercode import blame, described
 if TYPE_CHECKING:
     import pandas as pd
 
+OUTCOME = tuple(each.name for each in fields(Outcome))  # measures that come first
 _LONG = 1.0  # seconds of a gradient in which warming up does not count
 
 
@@ -142,6 +143,8 @@ def measure(
             share(decomposed.decomposition, problem, decomposition)
         measuring = Measuring(problem, chosen, schedule)
         if names is None or budget is not None:
+            with schedule.clock.limited(timed=False):
+                measuring.measure_outcome()
             schedule.make_plan(problem, lambda: measuring.costs)
         schedule.run(measuring.tasks)
         return measuring.measurements()
@@ -193,6 +196,12 @@ class Measuring:
             for name, measure in self.chosen.items()
         ]
         return Measurements(rows, interrupted=self.schedule.clock.interrupted)
+
+    def measure_outcome(self) -> None:
+        """Compute losses and errors: whatever the budget, as the rest says little without them."""
+        for name in OUTCOME:
+            if name in self.chosen:
+                self.measure(name)
 
     def measure(self, name: str) -> None:
         """Compute one measure: its row has the value, or the reason why there is none."""

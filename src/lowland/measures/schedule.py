@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lowland.budget import Clock, Stage, in_words
 from lowland.distributed import ranks
+from lowland.errors import InputError
 from lowland.findings import Course
 from lowland.measures.planning import Plan, Task
 from lowland.measures.prices import prices
@@ -51,7 +52,7 @@ class Schedule:
             try:
                 allowed = self.clock.allowed
                 unit_prices = prices(problem, allowed - self.clock.spent)
-            except Exception:  # a model without a gradient: the measures that need one say why
+            except (InputError, RuntimeError):  # no gradient: the measures that need one say why
                 return
             plan = Plan.of(to_plan, unit_prices, allowed - self.clock.spent, problem.count())
             self.plan = replace(plan, line=plan.in_words(allowed, _subject(problem)))

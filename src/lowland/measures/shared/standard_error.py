@@ -53,7 +53,8 @@ def loss_error(problem: Problem, losses: Tensor) -> float | None:
     errors held the truth in 39 to 91 %. So the error is at least half the way to the farther end of
     the interval of the share of wrong predictions, times what one costs: the mean over the wrong
     ones, and over one more that costs what the likeliest wrong label would, weighted by the root of
-    its probability. That gave 92 to 97 %.
+    its probability, less the mean over the right ones. That gave 94 % and more, and of untrained
+    networks 94 to 98 %.
     """
     spread = standard_error(losses)
     try:
@@ -70,5 +71,7 @@ def loss_error(problem: Problem, losses: Tensor) -> float | None:
     weights = (-(other - other.min()) / 2).exp()
     unseen = float((weights * other).sum() / weights.sum())
     cost = (float(losses[~right].sum()) + unseen) / (int((~right).sum()) + 1)
+    if right.any():
+        cost -= float(losses[right].mean())
     half, away = _wilson((~right).double())
     return max(spread, (half + away) / 2 * cost)
