@@ -19,7 +19,7 @@ def test_without_a_name_the_studies_are_listed(tmp_path):
         assert name in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
     rows = json.loads(run("reproduce", "--json", cwd=tmp_path).out)
-    assert {"name": "feng-tu:fig3", "runs": 160}.items() <= {r["name"]: r for r in rows}[
+    assert {"name": "feng-tu:fig3", "runs": 480}.items() <= {r["name"]: r for r in rows}[
         "feng-tu:fig3"
     ].items()
     assert entries(tmp_path) == set()
@@ -31,6 +31,9 @@ def test_mistakes_are_told_in_a_line(tmp_path):
         (("feng-tu:figS1", "--pages", "file"), "there can be no pages in file"),  # at once
         (("feng-tu:fig33",), "did you mean 'feng-tu:fig3'?"),
         (("--pages", "docs"), "holds no study that was reproduced"),
+        (("xor", "--original"), "xor has no original version"),
+        (("feng-tu", "--original"), "no study of feng-tu has an original version"),
+        (("xor", "--original", "--quick"), "are two versions of a study"),
     ):
         ran = run_inside("reproduce", *args, "--quiet", cwd=tmp_path)
         assert (ran.code, ran.out) == (2, "")

@@ -60,6 +60,13 @@ def reproduce(
             from lowland.studies import reproduce_all as run
 
             chosen = find(*studies)
+            if original:  # of a group, those that have one
+                chosen = [s for s in chosen if s.name in studies or s.readings_of("original")]
+                if studies and not chosen:
+                    raise InputError(
+                        f"no study of {', '.join(studies)} has an original version; leave out "
+                        "--original"
+                    )
             folder = _made(home(pages)) if pages is not None else None
             named = studies[0] if len(studies) == 1 else f"{len(chosen)} studies"
             work = run(
