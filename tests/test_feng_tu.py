@@ -201,7 +201,8 @@ class World:
         w = np.where(SHARP, 0.15, 0.06 * (n / 11) ** -0.3)
         c = np.full(M, 0.45)
         if self.spoiled:
-            c[:10] = 0.1
+            g[:3] *= 4
+            c[:10] = 0.04
             c[3] = -0.2
         effects = {"g sharp": 1.0, "g flat": 1.0, "w sharp": 1.0, "w flat": 1.0, "c": 1.0}
         for of, factor in self.effects(run, depth):

@@ -120,10 +120,25 @@ def flat_size_over_sharp_size(runs: Runs) -> np.ndarray:
     return sigma_w[:, N_SHARP:].mean(axis=1) / sigma_w[:, :N_SHARP].mean(axis=1)
 
 
+def flat_size(runs: Runs) -> np.ndarray:
+    """The mean sigma_w of the flat directions."""
+    return runs.array("duality/sigma_w")[:, N_SHARP:].mean(axis=1)
+
+
+def _drops(runs: Runs) -> np.ndarray:
+    """The ratios of sigma_g in successive directions, up to twice n_s."""
+    sigma_g = runs.array("duality/sigma_g")[:, : 2 * N_SHARP + 1]
+    return sigma_g[:, :-1] / sigma_g[:, 1:]
+
+
 def steepest_drop(runs: Runs) -> np.ndarray:
     """The largest ratio of sigma_g in two successive directions, up to twice n_s."""
-    sigma_g = runs.array("duality/sigma_g")[:, : 2 * N_SHARP + 1]
-    return (sigma_g[:, :-1] / sigma_g[:, 1:]).max(axis=1)
+    return _drops(runs).max(axis=1)
+
+
+def place_of_steepest_drop(runs: Runs) -> np.ndarray:
+    """The direction, counted from 1, behind which sigma_g falls most steeply."""
+    return 1.0 + _drops(runs).argmax(axis=1)
 
 
 def mean_term(runs: Runs) -> np.ndarray:

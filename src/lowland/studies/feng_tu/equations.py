@@ -8,7 +8,7 @@ from lowland.studies.claims import Test, between, falls, on, part_between, rises
 from lowland.studies.directions import proportional
 from lowland.studies.evidence import Column, Runs, Series
 from lowland.studies.feng_tu.builder import study_of
-from lowland.studies.feng_tu.columns import squared_sigma_g
+from lowland.studies.feng_tu.columns import place_of_steepest_drop, squared_sigma_g
 from lowland.studies.feng_tu.grids import FULL, LETTERS, N_SHARP, only
 from lowland.studies.panels import Against, Scatter, Spectrum
 from lowland.studies.study import Claim
@@ -195,8 +195,14 @@ _EQUATIONS = study_of(
         ),
         Claim(
             "Training samples with their nearest test samples give the same gap, within 5 %.",
-            "the summary pairs this way round",
+            "the summary pairs this way round, and says nothing of the other",
             _one(_ratio("reverse.eq11", "gap", "Eq. 11 of reverse pairs over the gap"), 0.05),
+            "ours",
+        ),
+        Claim(
+            "sigma_g falls most steeply behind the 10th direction, give or take two.",
+            "Sec. 4: n_s is where it falls most steeply",
+            between(place_of_steepest_drop, N_SHARP - 2, N_SHARP + 2),
         ),
         *_CHECKS,
         Claim(
@@ -214,7 +220,7 @@ _EQUATIONS = study_of(
     ),
 )
 
-_ABOVE = {"learning_rate": [rate for rate in FULL.beyond if rate > max(FULL.rates)]}
+_ABOVE = [rate for rate in FULL.beyond if rate > max(FULL.rates)]
 
 _RATES = study_of(
     "rates",
@@ -229,12 +235,16 @@ _RATES = study_of(
             left_out=True,
         ),
     ),
-    claims=(
+    claims=tuple(
         Claim(
-            "With a learning rate above 0.1 most networks do not converge.",
+            f"With a learning rate of {rate:g} most networks do not converge.",
             "Sec. 4.1: further increase of alpha leads to non-convergence",
-            on(_ABOVE, on(Runs.with_left_out, between(not_converged, 0.5, math.inf))),
-        ),
+            on(
+                {"learning_rate": rate},
+                on(Runs.with_left_out, between(not_converged, 0.5, math.inf)),
+            ),
+        )
+        for rate in _ABOVE
     ),
 )
 

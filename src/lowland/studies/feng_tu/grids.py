@@ -113,7 +113,7 @@ QUICK = Version(
     noises={"label_noise": [0.0, 0.1, 0.25]},
     sizes={"per_class": [50, 400], "test_per_class": 100},
     widths=50,
-    beyond=[0.1, 0.4, 0.8],
+    beyond=FULL.beyond,
     cnn=tuple(
         {**_CIFAR, "per_class": 20, "stop_loss": 0.1, "seed": range(3), **varied}
         for varied in ({"init_scale": [1.0, 1.5]}, {"label_noise": [0.25]})
@@ -211,13 +211,17 @@ DROPPED = {"stop_loss": [5e-3, 0.02, *_SAME]}
 NOISY = {"label_noise": [*FULL.noises["label_noise"][1:], *_SHARES[1:]]}
 
 
+def only(*keys: str, **further: Any) -> dict[str, Any]:
+    """The runs that differ from the plain one in no other settings than these."""
+    return {name: value for name, value in PLAIN.items() if name not in keys} | further
+
+
+# The paper's own values of s are not printed; Fig. S5B has s = 2 as its reference.
+SCALES = only("init_scale", init_scale=sorted({*FULL.scales, *DEMO.scales} - {1.0}))
+
+
 def varied(row: dict[str, Any]) -> str:
     """Which setting of a run is not the plain one, by its letter in the paper."""
     if row["test_per_class"] == OTHER_N["test_per_class"]:
         return LETTERS["per_class"]
     return next((LETTERS[name] for name, plain in PLAIN.items() if row[name] != plain), "none")
-
-
-def only(*keys: str, **further: Any) -> dict[str, Any]:
-    """The runs that differ from the plain one in no other settings than these."""
-    return {name: value for name, value in PLAIN.items() if name not in keys} | further

@@ -6,7 +6,9 @@ from typing import Any
 from lowland.studies.claims import (
     between,
     correlated,
+    falls,
     larger_part,
+    rises,
     unchanged,
 )
 from lowland.studies.directions import proportional
@@ -25,8 +27,23 @@ from lowland.studies.feng_tu.columns import (
     trace,
 )
 from lowland.studies.feng_tu.equations import grows_again, sparser
-from lowland.studies.feng_tu.grids import LETTERS, N_SHARP, ONE_N, OTHER_N, Version, only, varied
-from lowland.studies.feng_tu.patterns import by_sharpness, by_size, claims_on, three_panels
+from lowland.studies.feng_tu.grids import (
+    LETTERS,
+    N_SHARP,
+    ONE_N,
+    OTHER_N,
+    SCALES,
+    Version,
+    only,
+    varied,
+)
+from lowland.studies.feng_tu.patterns import (
+    by_sharpness,
+    by_size,
+    claims_on,
+    from_the_plain_scale,
+    three_panels,
+)
 from lowland.studies.panels import Scatter, Spectrum
 
 BETA_RATIO = Spectrum(
@@ -122,10 +139,21 @@ _FIG2 = study_of(
                 kind="restated",
             )
         ),
+        *claims_on(
+            only("decay", **ONE_N),
+            ("|w| falls with beta.", "2B: changes significantly", falls("layer_norm", "decay")),
+        ),
+        *claims_on(
+            SCALES | ONE_N,
+            ("|w| rises with s.", "2B: changes significantly", rises("layer_norm", "init_scale")),
+        ),
         *(
             claim
             for key in ("learning_rate", "batch_size")
-            for name, column in (("|w|", "layer_norm"), ("T_w", "total_w_data"))
+            for name, column, kind in (
+                ("|w|", "layer_norm", "claim"),
+                ("T_w", "total_w_data", "restated"),  # by sigma_w in Fig. 3
+            )
             for claim in claims_on(
                 only(key, **ONE_N),
                 (
@@ -133,6 +161,7 @@ _FIG2 = study_of(
                     "2B: roughly constant",
                     unchanged(column, key),
                 ),
+                kind=kind,  # type: ignore[arg-type]
             )
         ),
     ),
@@ -162,6 +191,15 @@ _FIG3 = study_of(
                 larger_part("sharp", "eq11"),
             ),
         ),
+        *claims_on(
+            only(),
+            (
+                "With alpha = 0.1 and B = 25 alone it is more than half as well.",
+                "3: the text does not say of which setting",
+                larger_part("sharp", "eq11"),
+            ),
+            kind="ours",
+        ),
     ),
     reason=SPARSER,
 )
@@ -173,7 +211,8 @@ _FIG4 = study_of(
     panels=(*three_panels("decay", only("decay")), *three_panels("init_scale", only("init_scale"))),
     claims=(
         *by_size("decay", "falls", ["4A", "4B", "4C"]),
-        *by_size("init_scale", "rises", ["4D", "4E", "4F"]),
+        *by_size("init_scale", "rises", ["4D", "4E", "4F"], where=SCALES),
+        *from_the_plain_scale(["4D", "4E", "4F"]),
         *grows_again(),
     ),
     differences=SQUARED,

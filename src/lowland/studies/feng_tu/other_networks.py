@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lowland.studies.claims import falls, on, unchanged
-from lowland.studies.evidence import Runs
+from lowland.studies.evidence import Column, Runs
 from lowland.studies.feng_tu.builder import GROWS_AGAIN, REPLACED, SPARSER, SQUARED, study_of
 from lowland.studies.feng_tu.columns import HIDDEN, LAYERS
 from lowland.studies.feng_tu.grids import DEEP, only
@@ -17,7 +17,7 @@ from lowland.studies.feng_tu.patterns import (
     three_panels,
     with_random_labels,
 )
-from lowland.studies.study import Claim
+from lowland.studies.study import Claim, Kind
 
 _S8 = study_of(
     "figS8",
@@ -85,6 +85,12 @@ _RATES, _BATCHES = [0.02, 0.05, 0.1], [25, 100, 200]
 _EIGHT = _settings(*((a, b) for a in _RATES for b in _BATCHES if (a, b) != (0.05, 100)))
 _EQUAL = (((0.05, 100), (0.1, 200)), ((0.005, 25), (0.02, 100)), ((0.05, 200), (0.1, 400)))
 
+# The text says it of the gap.
+_ONE_DEPENDENCE: tuple[tuple[str, Column, Kind], ...] = (
+    ("The gap is the same", "eq11", "claim"),
+    ("The sharpness of the sharp directions is the same", HIDDEN.sharpness, "ours"),
+)
+
 _S11 = study_of(
     "figS11",
     "The ratio of learning rate and batch size",
@@ -95,11 +101,15 @@ _S11 = study_of(
             {},
             ("The gap falls with alpha / B.", "S11C", on(_EIGHT, falls("eq11", _RATIO))),
             ("The sharp part falls with alpha / B.", "S11C", on(_EIGHT, falls("sharp", _RATIO))),
+        ),
+        *claims_on(
+            {},
             (
                 "The size of the solution, sigma_w, does not change with alpha / B.",
-                "S11B",
+                "S11B, with 3B and 3E",
                 on(_EIGHT, unchanged(HIDDEN.size, _RATIO)),
             ),
+            kind="restated",
         ),
         *(
             Claim(
@@ -109,11 +119,9 @@ _S11 = study_of(
                     _settings((a, b), (other_a, other_b)),
                     unchanged(column, "batch_size", within=0.05),
                 ),
+                kind,
             )
-            for words, column in (
-                ("The gap is the same", "eq11"),
-                ("The sharpness of the sharp directions is the same", HIDDEN.sharpness),
-            )
+            for words, column, kind in _ONE_DEPENDENCE
             for (a, b), (other_a, other_b) in _EQUAL
         ),
     ),

@@ -1,7 +1,7 @@
 """Panels and claims that figures have in common."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,7 @@ from lowland.studies.feng_tu.columns import (
     LAYERS,
     LayerColumns,
     flat_sigma_g,
+    flat_size,
     flat_size_over_sharp_size,
     steepest_drop,
 )
@@ -124,17 +125,33 @@ def by_sharpness(
 
 
 def by_size(
-    key: str, trend: str, figures: list[str], layer: LayerColumns = HIDDEN
+    key: str,
+    trend: str,
+    figures: list[str],
+    layer: LayerColumns = HIDDEN,
+    where: dict[str, Any] | None = None,
 ) -> tuple[Claim, ...]:
     """As the paper says of beta and s: they act on the flat directions, by the size."""
     about, (spectrum, size, parts) = _About(key, trend, layer), figures
     return claims_on(
-        only(key),
+        only(key) if where is None else where,
         *about.mostly("flat", "sharp", parts),
         about.stays("sigma_g", spectrum, layer.sharpness, _SHARP),
         about.stays("sigma_g", spectrum, layer.flat_sharpness, _FLAT),
         about.moves(_SIZE, size, layer.size),
     )
+
+
+def from_the_plain_scale(figures: list[str]) -> tuple[Claim, ...]:
+    """What does not change with s, if s = 1 counts as well, which the paper may not have had."""
+    about, (spectrum, _, parts) = _About("init_scale", "rises", HIDDEN), figures
+    rows = (
+        about.stays("The sharp part of the gap", parts, "sharp"),
+        about.stays("sigma_g", spectrum, HIDDEN.sharpness, _SHARP),
+        about.stays("sigma_g", spectrum, HIDDEN.flat_sharpness, _FLAT),
+    )
+    own = ((f"From s = 1 on: {text}", paper, test) for text, paper, test in rows)
+    return claims_on(only("init_scale"), *own, kind="ours")
 
 
 def with_random_labels(
@@ -177,14 +194,22 @@ def with_random_labels(
             f"{size}: rises significantly",
             rises(HIDDEN.size, rho),
         ),
+        (
+            "sigma_w rises with rho in the flat directions.",
+            f"{size}, Sec. 4.3: in almost all of them",
+            rises(flat_size, rho),
+        ),
     )
 
 
-def on_flat(key: str, trend: str, figure: str) -> tuple[Claim, ...]:
-    """As the paper says of beta and s: the size changes most in the flat directions."""
+def on_flat(
+    key: str, trend: str, figure: str, where: dict[str, Any], kind: Kind = "claim"
+) -> tuple[Claim, ...]:
+    """As the paper says of beta, and draws of s: the size changes most in the flat directions."""
     text = f"sigma_w {trend} with {LETTERS[key]} more strongly in the flat directions."
     test = _TRENDS[trend](flat_size_over_sharp_size, key)
-    return claims_on(only(key), (text, f"{figure}: stronger in the flat directions", test))
+    row = text, f"{figure}: stronger in the flat directions", test
+    return claims_on(where, row, kind=kind)
 
 
 def in_every_layer(
@@ -193,7 +218,9 @@ def in_every_layer(
     """The same claims about each layer, and those about what depth does."""
     every: list[Claim] = []
     for layer, letters in zip(LAYERS, ("ABC", "DEF", "GHI"), strict=True):
-        every += claims(key, trend, [f"{figure}{letter}" for letter in letters], layer)
+        gap, *others = claims(key, trend, [f"{figure}{letter}" for letter in letters], layer)
+        # The gap is one number, whichever layer it is taken apart in.
+        every += [gap if layer is LAYERS[0] else replace(gap, kind="restated"), *others]
     for before, after in pairwise(LAYERS):
         flatter = beside(
             smaller_part(after.whole_sharpness, before.whole_sharpness, 1.0),
@@ -207,7 +234,15 @@ def in_every_layer(
         )
         every += claims_on(
             {},
-            (f"The loss is flatter in {after.title} than in the one before.", figure, flatter),
-            (f"The solution is larger in {after.title} than in the one before.", figure, larger),
+            (
+                f"The loss is flatter in {after.title} than in the one before.",
+                f"{figure}, Sec. 5: flatter towards the output",
+                flatter,
+            ),
+            (
+                f"The solution is larger in {after.title} than in the one before.",
+                f"{figure}, Sec. 5: larger towards the output",
+                larger,
+            ),
         )
     return tuple(every)

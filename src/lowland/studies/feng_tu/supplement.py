@@ -48,6 +48,7 @@ from lowland.studies.feng_tu.grids import (
     ONE_N,
     OTHER_N,
     PLAIN,
+    SCALES,
     Version,
     only,
     varied,
@@ -200,7 +201,11 @@ _S4 = study_of(
             ),
             kind="restated",
         ),
-        *claims_on({}, _inverse("duality/eigenvalue", "H_n", "S4, with 2A: both are sharpness")),
+        *claims_on(
+            {},
+            _inverse("duality/eigenvalue", "H_n", "S4 shows sigma_g^2 only"),
+            kind="ours",
+        ),
     ),
     differences=(
         "The paper does not say for which settings; these are the learning rates of Fig. 3. F_n "
@@ -213,7 +218,10 @@ _S5 = study_of(
     "Weight decay and initial scale: the size in sharp and flat directions",
     Version.norms,
     panels=(BETA_RATIO, S_RATIO),
-    claims=(*on_flat("decay", "falls", "S5A"), *on_flat("init_scale", "rises", "S5B")),
+    claims=(
+        *on_flat("decay", "falls", "S5A", only("decay")),
+        *on_flat("init_scale", "rises", "S5B", SCALES, kind="ours"),
+    ),
     differences=SQUARED,
     reason=GROWS_AGAIN,
 )
