@@ -198,7 +198,9 @@ def settled(reproduced: Sequence[Outcome]) -> str:
         "The first full run judged 43 claims of Feng & Tu as not holding, and 32 as undecided. "
         "Here is what became of each in the two readings of the paper's settings, with the tests "
         "and realisations of today; effects with their 95 % intervals, as in [the paper's page]"
-        "(feng-tu.md). Fig. S10 has one reading: the demo has no network for CIFAR-10.",
+        "(feng-tu.md). Fig. S10 has one reading: the demo has no network for CIFAR-10. Rows marked "
+        "(norm) are of figures that the first run had twice, the second time with a norm as the "
+        "penalty. The demo's reading stands for those now, so their numbers are there twice.",
         _table(("what became of it", "claims"), [(w, str(n)) for w, n in counts.items()]),
     ]
     head = ("figure", "claim", "before", "as printed", "as in the demo")
