@@ -563,7 +563,10 @@ def test_networks_at_their_limit_count_where_a_reading_says_so(store):
     grid = [fill(store, {"seed": 0}, gap=1.0), fill(store, {"seed": 1}, gap=2.0, note=note)]
     grid.append(fill(store, {"seed": 2}, gap=None, failure="it diverged"))
     assert Runs.of(store.directory, grid).seeds == [0]
-    assert Runs.of(store.directory, grid, at_limit=True).seeds == [0, 1]
+    assert Runs.of(store.directory, grid, at_limit=1.0).seeds == [0, 1]
+    grid.append(fill(store, {"seed": 3}, gap=4.0, note=note, train_error=0.1))
+    assert Runs.of(store.directory, grid, at_limit=1.0).seeds == [0, 1, 3]
+    assert Runs.of(store.directory, grid, at_limit=0.01).seeds == [0, 1]
 
 
 def test_a_reason_is_given_only_for_what_does_not_hold():

@@ -34,7 +34,9 @@ def _everywhere(array: Series, key: str, region: Region) -> Test:
             return nothing(unit, f"{key} takes {len(values)} value(s); a trend needs two")
         if len(seeds) < 2:
             return nothing(unit, TOO_FEW.format(len(seeds)))
-        y = y[:, :, np.isfinite(y).all(axis=(0, 1))]  # directions that all runs have
+        there = np.isfinite(y)
+        lacking = ~there.any(axis=2, keepdims=True)  # runs that did not converge
+        y = y[:, :, (there | lacking).all(axis=(0, 1))]  # directions that all others have
         if not y.shape[2]:
             return nothing(unit, "no direction is in all runs")
         changes = intervals.slopes(y, values) / intervals.level_of(y)  # (seeds, n)

@@ -62,10 +62,11 @@ class Runs:
     settings: tuple[str, ...] = tuple(SETTINGS)  # the columns that are settings of a run
 
     @classmethod
-    def of(cls, store: str | Path, grid: Iterable[Run], *, at_limit: bool = False) -> "Runs":
+    def of(cls, store: str | Path, grid: Iterable[Run], *, at_limit: float | None = None) -> "Runs":
         """The runs of a grid that are in the store.
 
-        With ``at_limit`` those that ended at their limit of epochs count as well.
+        With ``at_limit`` those that ended at their limit of epochs count as well, if their
+        training error is not above it.
         """
         opened = Store(store)
         runs = list(grid)
@@ -73,10 +74,13 @@ class Runs:
         # Without others: a result of these may be called as a setting of those, such as width.
         stored = {row["key"]: row for row in opened.rows(among=set(keys))}
         rows = [stored[name] for name in keys if name in stored]
-        good = [
-            row["status"] == "done" and (at_limit or row.get("converged") is not False)
-            for row in rows
-        ]
+
+        def ended_well(row: dict[str, Any]) -> bool:
+            if row.get("converged") is not False:
+                return True
+            return at_limit is not None and (row.get("train_error") or 0.0) <= at_limit
+
+        good = [row["status"] == "done" and ended_well(row) for row in rows]
         return cls(
             rows=tuple(row for row, ok in zip(rows, good, strict=True) if ok),
             left_out=tuple(row for row, ok in zip(rows, good, strict=True) if not ok),

@@ -61,7 +61,7 @@ class Reading:
     quick: Grid  # a smaller version, about a minute on two cores
     differences: tuple[str, ...] = ()  # from the paper's settings, in words
     suffix: str = ""  # of its files
-    at_limit: bool = False  # whether networks count that ended at their limit of epochs
+    at_limit: float | None = None  # a training error up to which networks at their limit count
     original: Grid | None = None  # the paper's networks and data, where those were scaled down
 
     def runs(self, version: Version) -> Grid | None:

