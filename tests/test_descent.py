@@ -279,6 +279,7 @@ def printed(process: "subprocess.Popen[str]") -> list[str]:
     return out.split()
 
 
+@pytest.mark.slow
 def test_without_a_compiler_torch_trains(tmp_path):
     """Nor is anything said, or left in the cache."""
     by, loss = printed(started(tmp_path, PATH=str(tmp_path)))
@@ -287,6 +288,7 @@ def test_without_a_compiler_torch_trains(tmp_path):
     assert float(loss) == pytest.approx(float(printed(started(tmp_path))[1]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_processes_may_compile_at_once_and_share_the_result(tmp_path):
     processes = [started(tmp_path) for _ in range(2)]
     results = {tuple(printed(process)) for process in processes}

@@ -114,6 +114,7 @@ def test_halves_of_the_test_data_by_hand():
     assert abs(len(first) - len(second)) <= 1
 
 
+@pytest.mark.slow
 def test_rescalings_tell_which_measures_are_fooled(runs):
     assert fooled(runs, "trace") is True
     assert fooled(runs, "weight_norm") is True
@@ -124,6 +125,7 @@ def test_rescalings_tell_which_measures_are_fooled(runs):
 # --- the table -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_measure_is_ranked(runs):
     table = league(runs, "command", {})
     entries = {entry.name: entry for entry in table.entries}
@@ -148,6 +150,7 @@ def test_every_measure_is_ranked(runs):
     assert set(table.gaps) == set(GAPS)
 
 
+@pytest.mark.slow
 def test_nothing_is_ranked_without_networks(runs):
     nothing = runs.where(seed=7)
     with pytest.raises(InputError, match="0 networks"):
@@ -219,6 +222,7 @@ def test_claims_about_measures_can_hold_and_fail(slope, verdict, tmp_path):
 # --- the whole, as `lowland reproduce league` has it ---------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_study_has_a_table_and_a_page(store, tmp_path):
     study = Study(**{**vars(STUDY), "grid": small(), "quick": small(), "claims": STUDY.claims[2:3],
                      "panels": STUDY.panels[1:2]})  # fmt: skip
@@ -234,6 +238,7 @@ def test_the_study_has_a_table_and_a_page(store, tmp_path):
     assert "The larger the path norm, the larger the gap." in text
 
 
+@pytest.mark.slow
 def test_words_leave_out_what_is_not_defined(runs):
     text = told(league(runs.where(network="64-8-10"), "command", {}))
     assert "nan" not in text
