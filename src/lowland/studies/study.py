@@ -57,7 +57,7 @@ class Reading:
     """One reading of a paper's settings: its runs, and how they differ from what is printed."""
 
     name: str  # "as printed"; empty where there is only one
-    grid: Grid  # the paper's settings, ten realisations
+    grid: Grid  # the study as it is published here
     quick: Grid  # a smaller version, about a minute on two cores
     differences: tuple[str, ...] = ()  # from the paper's settings, in words
     suffix: str = ""  # of its files
