@@ -12,7 +12,7 @@ import pytest
 
 from lowland.studies.evidence import Runs
 from lowland.studies.feng_tu import STUDIES
-from lowland.studies.feng_tu.settled import settled
+from lowland.studies.feng_tu.settled import main, settled
 from lowland.studies.reproduce import Judged, Outcome, reproduce
 from lowland.studies.study import Finding
 from lowland.sweep import Configuration, Grid
@@ -426,3 +426,10 @@ def test_every_early_verdict_is_in_its_section(verdicts, section, single):
     assert len(rows["No claim any more"]) == 4
     assert [row for row in rows[single] if row.startswith("| Fig. S10")][7:]
     assert sum(not row.startswith("| Fig. S10") for row in rows[section]) == 43 + 32 - 4 - 8
+
+
+def test_a_store_without_the_studies_is_told_in_a_line(tmp_path):
+    with pytest.raises(SystemExit, match="no verdict of today on Fig. 2; run `lowland reproduce"):
+        main([str(tmp_path)])
+    with pytest.raises(SystemExit, match="^usage: "):
+        main([])

@@ -8,6 +8,7 @@ beside what every claim came to in the two readings of the paper's settings.
 import sys
 from collections.abc import Sequence
 
+from lowland.errors import InputError
 from lowland.studies.pages import effect_of, in_letters, row_of
 from lowland.studies.reproduce import Judged, Outcome, outcomes
 from lowland.studies.study import Finding, Verdict
@@ -189,7 +190,12 @@ def settled(reproduced: Sequence[Outcome]) -> str:
     rows: dict[str, list[str]] = {name: [] for name in _SECTIONS}
     for (figure, before), texts in _EARLIER.items():
         for text in texts:
-            claim = judged[figure.removesuffix(" (norm)"), text]
+            claim = judged.get((figure.removesuffix(" (norm)"), text))
+            if claim is None:
+                raise InputError(
+                    f"the store has no verdict of today on {figure}; run `lowland reproduce "
+                    "feng-tu --out STORE` first"
+                )
             section = section_of([finding.verdict for finding in claim.findings])
             rows[section].append(_row(figure, before, claim))
     counts = {words: len(rows[name]) for name, words in _SECTIONS.items()}
@@ -227,5 +233,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([row_of(head), f"|{' --- |' * len(head)}", *map(row_of, rows)])
 
 
+def main(arguments: Sequence[str]) -> None:
+    """Print the page of the store that is named."""
+    if len(arguments) != 1:
+        raise SystemExit("usage: python -m lowland.studies.feng_tu.settled STORE")
+    try:
+        text = settled([o for o in outcomes(arguments[0]) if o.paper == "feng-tu"])
+    except InputError as error:
+        raise SystemExit(f"lowland: {error}") from None
+    sys.stdout.write(text)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(settled([o for o in outcomes(sys.argv[1]) if o.paper == "feng-tu"]))
+    main(sys.argv[1:])
