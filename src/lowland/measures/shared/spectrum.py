@@ -43,6 +43,7 @@ _USUAL = 16  # of these, as a rule
 # Products with the GGN, of one vector: a sum over many eigenvalues has little of a sample's error,
 # and the quadrature's falls with each further step.
 GGN_STEPS = 24
+_USUAL_GGN = 12  # of these, as a rule: in single precision many end after a third or a half
 # Its error, as a share of the effective dimension, that is too large for a value and that, after
 # half of the products, the others would not mend: they halve it at best.
 HOPELESS = 2.0
@@ -72,7 +73,7 @@ def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
     if affordable(problem):
         columns, flops = size, 10 * size**3
     else:
-        columns = PROBES * _USUAL if of == "hessian" else GGN_STEPS
+        columns = PROBES * _USUAL if of == "hessian" else _USUAL_GGN
         flops = _ORTHOGONAL * size * columns**2
     if of == "hessian":
         return Work(columns=columns, flops=flops)
