@@ -14,9 +14,11 @@ _AFFORDABLE = 30  # realisations: an effect that these do not tell from its marg
 _LEGEND = (
     "Every claim is judged by the 95 % interval of its effect over realisations: it *holds* if the "
     "interval lies where the claim says (drawn `░`), *does not hold* if it lies elsewhere (`·`), "
-    "and is *undecided* if it reaches both; `●` is the effect, `━` its interval. Per cents are of "
-    "the mean, unless they say of what. Checks, which cannot fail where the code is right, claims "
-    "that are judged elsewhere as well, and questions of ours are not counted."
+    "and is *undecided* if it reaches both; `●` is the effect, `━` its interval. What is said of "
+    "several values at once holds if it does at each, and fails if it does at one of them by an "
+    "interval of a level corrected for their number, which is wider than the one drawn. Per cents "
+    "are of the mean, unless they say of what. Checks, which cannot fail where the code is right, "
+    "claims that are judged elsewhere as well, and questions of ours are not counted."
 )
 _GREEK = {
     "alpha": "α",

@@ -8,7 +8,7 @@ from lowland.studies.claims import falls, on, unchanged
 from lowland.studies.evidence import Column, Runs
 from lowland.studies.feng_tu.builder import GROWS_AGAIN, REPLACED, SPARSER, SQUARED, study_of
 from lowland.studies.feng_tu.columns import HIDDEN, LAYERS
-from lowland.studies.feng_tu.grids import DEEP, only
+from lowland.studies.feng_tu.grids import DEEP, NOISY_CNN, only
 from lowland.studies.feng_tu.patterns import (
     by_sharpness,
     by_size,
@@ -45,15 +45,16 @@ _S10 = study_of(
     demo=False,
     panels=(
         *three_panels("init_scale", only("init_scale")),
-        *three_panels("label_noise", only("label_noise")),
+        *three_panels("label_noise", only("label_noise", seed=NOISY_CNN)),
     ),
     claims=(
         *by_size("init_scale", "rises", ["S10A", "S10B", "S10C"]),
-        *with_random_labels(only("label_noise"), "S10D", "S10E", "S10F"),
+        *with_random_labels(only("label_noise", seed=NOISY_CNN), "S10D", "S10E", "S10F"),
     ),
     images=(
         "The images are of CIFAR-10, from LOWLAND_DATA: 1,000 to train on and 1,000 to test on. "
-        "Ten realisations, for time, differ in initial weights and in the order of the data."
+        "Realisations, thirty with true labels and for time ten with random ones, differ in "
+        "initial weights and in the order of the data."
     ),
     differences=(
         *REPLACED,
