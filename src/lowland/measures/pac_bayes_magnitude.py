@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from lowland.budget import Work
@@ -22,8 +21,10 @@ _EPSILON = 1e-3
 _RISE = 0.1
 _DELTA = 0.05
 _PAIRS = 3
-_EVALUATIONS = 8  # of sigma, as a rule
-_CLOSE = 1e-6  # relative distance from the rise that counts as none
+_EVALUATIONS, _MOST_EVALUATIONS = 5, 100  # of sigma: as a rule, and at most
+_CLOSE = 1e-5  # relative distance from the rise that counts as none
+_QUADRATIC = 2.0  # the power of sigma that a small rise goes with
+_FARTHEST = math.log(2)  # that a step goes on the scale of log sigma
 _LEAST, _MOST = 1e-6, 1e3  # what counts as a rise; more is cut off, also what overflows
 _RANGE = 2.0**-20, 2.0**20
 
@@ -38,7 +39,7 @@ _RANGE = 2.0**-20, 2.0**20
     "training loss by 0.1; w_0 are the initial weights, or 0 where they are not given.",
     citation="Jiang et al., ICLR 2020, magnitude-aware perturbation bounds (pacbayes-mag-init)",
     sharper="higher",
-    cost=Work(forwards=2 + 2 * _PAIRS * _EVALUATIONS),
+    cost=Work(forwards=1 + 2 * _PAIRS * _EVALUATIONS),
 )
 def pac_bayes_magnitude(problem: Problem) -> Value:
     """Sigma by root finding with the same noise throughout; its error becomes the value's.
@@ -78,44 +79,46 @@ def pac_bayes_magnitude(problem: Problem) -> Value:
         )
         return math.sqrt((logs / 4 + math.log(m / _DELTA) + 10) / (m - 1))
 
-    log_root = _crossing(over)
+    log_root, steepness = _crossing(over)
     h = 1e-3
-    slope = _RISE * (over(log_root + h) - over(log_root)) / h
     error = standard_error(rises(log_root)) or 0.0
     moved = abs(bound(log_root + h) - bound(log_root - h)) / (2 * h)
     sigma = math.exp(log_root)
     return Value(
         bound(log_root),
         f"sigma by root finding on {_PAIRS} pairs of noises",
-        moved * error / abs(slope) if slope else None,
+        moved * error / (_RISE * steepness),
         {"sigma": sigma, "1/sigma^2": sigma**-2, "rise": _RISE * math.exp(over(log_root))},
     )
 
 
-def _crossing(over: Callable[[float], float]) -> float:
-    """Where ``over`` first becomes positive, in steps of a factor 2 from sigma = 1."""
-    low, high = map(math.log, _RANGE)
-    log_sigma, step = 0.0, math.log(2)
-    if over(log_sigma) > 0:
-        while over(log_sigma - step) > 0:
-            log_sigma -= step
-            if log_sigma < low:
-                raise InputError(
-                    f"noise of {_EPSILON} on every weight already raises the training loss by "
-                    f"{_RISE}; the measure is not defined here"
-                )
-        left = log_sigma - step
-    else:
-        while over(log_sigma + step) <= 0:
-            log_sigma += step
-            if log_sigma > high:
-                raise InputError(
-                    f"no noise in proportion to the weights raises the training loss by {_RISE}"
-                )
-        left = log_sigma
+def _crossing(over: Callable[[float], float]) -> tuple[float, float]:
+    """Where ``over`` becomes positive, and how steep it is there, by secants from sigma = 1.
 
-    def close(log_sigma: float) -> float:
-        height = over(log_sigma)
-        return height if abs(height) > _CLOSE else 0.0
-
-    return float(brentq(close, left, left + step, xtol=_CLOSE))
+    A rise that is quadratic in sigma has a steepness of 2. A step goes no farther than a factor of
+    two, and never beyond points on either side of the crossing that are known already.
+    """
+    log_sigma, height, steepness = 0.0, over(0.0), _QUADRATIC
+    below, above = -math.inf, math.inf
+    for _ in range(_MOST_EVALUATIONS):
+        if abs(height) <= _CLOSE:
+            break
+        below, above = (below, log_sigma) if height > 0 else (log_sigma, above)
+        if above < math.log(_RANGE[0]):
+            raise InputError(
+                f"noise of {_EPSILON} on every weight already raises the training loss by "
+                f"{_RISE}; the measure is not defined here"
+            )
+        if below > math.log(_RANGE[1]):
+            raise InputError(
+                f"no noise in proportion to the weights raises the training loss by {_RISE}"
+            )
+        following = log_sigma - max(-_FARTHEST, min(_FARTHEST, height / steepness))
+        if not below < following < above:
+            following = (below + above) / 2
+        before, last = height, log_sigma
+        log_sigma, height = following, over(following)
+        steepness = (height - before) / (log_sigma - last)
+        if not steepness > _QUADRATIC / 10:  # where it falls or is level, a secant leads astray
+            steepness = _QUADRATIC
+    return log_sigma, steepness
