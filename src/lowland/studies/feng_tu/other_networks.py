@@ -6,7 +6,14 @@ from typing import Any
 
 from lowland.studies.claims import falls, on, unchanged
 from lowland.studies.evidence import Column, Runs
-from lowland.studies.feng_tu.builder import GROWS_AGAIN, REPLACED, SPARSER, SQUARED, study_of
+from lowland.studies.feng_tu.builder import (
+    DEEPER,
+    GROWS_AGAIN,
+    REPLACED,
+    SPARSER,
+    SQUARED,
+    study_of,
+)
 from lowland.studies.feng_tu.columns import HIDDEN, LAYERS
 from lowland.studies.feng_tu.grids import DEEP, NOISY_CNN, only
 from lowland.studies.feng_tu.patterns import (
@@ -25,7 +32,7 @@ _S8 = study_of(
     lambda v: v.vary(batch_size=v.batches, **DEEP),
     panels=tuple(panel for layer in LAYERS for panel in three_panels("batch_size", {}, layer)),
     claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
-    reason=SPARSER,
+    reason=f"{SPARSER} {DEEPER}",
 )
 
 _S9 = study_of(
@@ -35,7 +42,7 @@ _S9 = study_of(
     panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
     claims=in_every_layer(by_size, "decay", "falls", "S9"),
     differences=SQUARED,
-    reason=GROWS_AGAIN,
+    reason=f"{GROWS_AGAIN} {DEEPER}",
 )
 
 _S10 = study_of(
