@@ -146,11 +146,13 @@ _EQUATIONS = study_of(
             *(squared_sigma_g, "duality/gradient_square", "$\\sigma_{g,n}^2$"),
             "$\\langle (g^{(0)}_{n,k})^2 \\rangle$",
             log="xy",
+            line=False,  # it has two regimes
         ),
         Scatter(
             *("duality/eigenvalue", "duality/gradient_square", "$H_n$"),
             "$\\langle (g^{(0)}_{n,k})^2 \\rangle$",
             log="xy",
+            line=False,  # it has two regimes
         ),
         *(
             Spectrum(_sums(f"duality/{array}"), None, "summed up to $n$", log="x", title=title)

@@ -15,6 +15,7 @@ from lowland.studies.feng_tu.builder import (
     study_of,
 )
 from lowland.studies.feng_tu.columns import HIDDEN, LAYERS
+from lowland.studies.feng_tu.equations import grows_again, sparser
 from lowland.studies.feng_tu.grids import DEEP, NOISY_CNN, only
 from lowland.studies.feng_tu.patterns import (
     by_sharpness,
@@ -31,7 +32,10 @@ _S8 = study_of(
     "Batch size in a network with four hidden layers",
     lambda v: v.vary(batch_size=v.batches, **DEEP),
     panels=tuple(panel for layer in LAYERS for panel in three_panels("batch_size", {}, layer)),
-    claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
+    claims=(
+        *in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
+        *sparser("batch_size", "rises"),
+    ),
     reason=f"{SPARSER} {DEEPER}",
 )
 
@@ -40,7 +44,7 @@ _S9 = study_of(
     "Weight decay in a network with four hidden layers",
     lambda v: v.decayed(**DEEP),
     panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
-    claims=in_every_layer(by_size, "decay", "falls", "S9"),
+    claims=(*in_every_layer(by_size, "decay", "falls", "S9"), *grows_again()),
     differences=SQUARED,
     reason=f"{GROWS_AGAIN} {DEEPER}",
 )
