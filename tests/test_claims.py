@@ -287,6 +287,8 @@ def test_a_second_look_is_told_where_it_disagrees():
     found = beside(larger_part("sharp", "gap"), between("gap", 0, 1), "the gap")(runs)
     assert found.verdict == "holds"
     assert found.unit.endswith("; by the gap it does not hold (10)")
+    found = beside(between("gap", 0, 1), larger_part("sharp", "gap"), "the share")(runs)
+    assert found.unit.endswith("; by the share it holds (60 %)")
 
 
 def test_parts():

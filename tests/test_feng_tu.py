@@ -212,7 +212,7 @@ class World:
         w = w * np.where(SHARP, effects["w sharp"], effects["w flat"])
         c = c * effects["c"]
         g, w = g * noise.lognormal(0, 0.01, M), w * noise.lognormal(0, 0.01, M)
-        wild = noise.lognormal(0, 2, M) if self.spoiled else np.ones(M)
+        wild = noise.lognormal(0, 2, M)
         mean = 1.0 if self.spoiled else 0.02
         return {
             "sigma_g": g,
@@ -226,7 +226,7 @@ class World:
             "alone": c * g * w,
             "linear": c * g * w,
             "eigenvalue": 1 / g**2 if self.spoiled else 1.6 * g**2,
-            "flatness": np.where(n % 3, wild / g, np.nan),
+            "flatness": np.where(n % 3, wild * g if self.spoiled else 1 / g, np.nan),
         }
 
     def effects(self, run: Configuration, depth: int):

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -516,16 +517,45 @@ def test_what_fails_is_told_first_by_whether_it_does_so_in_every_reading():
     assert "It depends. (printed: 100 % [90, 110], holds; demo: −100 %" in text[middle:end]
 
 
+def test_numbers_of_one_name_are_both_kept():
+    def called(name, function):
+        function.__name__ = name
+        return function
+
+    rows = ({"key": "a", "seed": 0, "gap": 1.0}, {"key": "b", "seed": 1, "gap": math.nan})
+    runs = Runs(rows, (), Path(), asked={})
+    for factor in (1.0, 1.0 + 1e-12, 2.0, 2.0, 3.0):
+        runs.column(called("twice told", lambda r, f=factor: f * r.column("gap")))
+    assert list(runs.asked) == ["gap", "twice told", "twice told (2)", "twice told (3)"]
+    assert [runs.asked[name]["a"] for name in runs.asked] == [1.0, 1.0 + 1e-12, 2.0, 3.0]
+
+
+def test_a_long_list_of_what_fails_is_to_be_opened():
+    finding = Finding(-1.0, -1.1, -0.9, "of it", "does not hold", bottom=0.0)
+    claims = tuple(Judged(f"It rises in {i}.", "Fig. 1", "claim", (finding,)) for i in range(13))
+    facts = Facts(**FACTS)
+    short, long = (
+        page([Outcome("some:fig1", "Rates", "full", claims[:n], (facts,), "")]) for n in (12, 13)
+    )
+    assert "**What does not hold**\n\n- Fig. 1: It rises in 0." in short
+    assert short.count("<details>") == 1
+    opened = "<details>\n\n<summary><b>What does not hold</b>: 13 claims</summary>\n\n- Fig. 1: It"
+    assert opened in long
+    assert "It rises in 12. (−1 [−1.1, −0.9])\n\n</details>\n\nEvery claim is judged" in long
+
+
 @pytest.mark.parametrize(
-    ("effect", "half", "told"),
+    ("effect", "half", "note", "told"),
     [
-        (0.5, 0.6, ", 30 seeds would tell"),  # 10 seeds: 0.35 with 30
-        (0.3, 0.6, ": about 0 %"),
-        (-0.3, 0.6, ": about 0 %"),
+        (0.5, 0.6, "", ", 30 seeds would tell"),  # 10 seeds: 0.35 with 30
+        (0.3, 0.6, "", ": about 0 %"),
+        (-0.3, 0.6, "", ": about 0 %"),
+        (0.3, 0.6, "18 runs of 3 seeds", ", 30 seeds would tell"),  # 0.19 with 30
+        (0.5, 0.6, "30 seeds", ": about 0 %"),
     ],
 )
-def test_an_open_claim_says_whether_more_seeds_would_tell(effect, half, told):
-    finding = Finding(effect, effect - half, effect + half, "of it", "undecided", bottom=0.0)
+def test_an_open_claim_says_whether_more_seeds_would_tell(effect, half, note, told):
+    finding = Finding(effect, effect - half, effect + half, "of it", "undecided", note, bottom=0.0)
     finding = dataclasses.replace(finding, percent=True)
     claims = (Judged("It rises.", "Fig. 1", "claim", (finding,)),)
     facts = Facts(**{**FACTS, "realisations": (10,)})

@@ -366,6 +366,7 @@ def beside(test: Test, other: Test, words: str) -> Test:
             if second.verdict != "undecided"
             else (f"by {words} it is undecided")
         )
-        return dataclasses.replace(own, unit=f"{own.unit}; {disagrees} ({second.effect:.3g})")
+        effect = second.interval.partition(" [")[0].replace("-", "−")
+        return dataclasses.replace(own, unit=f"{own.unit}; {disagrees} ({effect})")
 
     return both

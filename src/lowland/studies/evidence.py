@@ -2,6 +2,8 @@
 
 import difflib
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +28,13 @@ Series = str | Callable[["Runs"], np.ndarray]
 _WORDS = {
     "eq11": "the gap",
     "paired_gap": "the paired gap",
+    "eq16": "Eq. 16",
+    "eq17": "Eq. 17",
+    "gradient_square": "the Fisher diagonal",
+    "loss_after_decay": "the loss when the penalty ends",
+    "loss_defect": "the difference of the losses",
+    "duality_residual": "the difference of the activities",
+    "eq6_residual": "the difference of the lengths",
     "sharp": "the sharp part",
     "flat": "the flat part",
     "total_g": "T_g",
@@ -44,6 +53,23 @@ def words_of(column: Column | Series) -> str:
         return _WORDS.get(name.rpartition(":")[2], name)
     name = getattr(column, "__name__", "it").replace("<lambda>", "it")
     return name if " " in name else name.strip("_").replace("_", " ")
+
+
+def _free(name: str, own: dict[str, Any], asked: dict[str, dict[str, Any]]) -> str:
+    """The name under which numbers are kept: with a count where others have it already."""
+
+    def taken(kept: dict[str, Any]) -> bool:
+        return not all(_same(kept[key], number) for key, number in own.items() if key in kept)
+
+    names = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+    return next(free for free in names if not taken(asked.get(free, {})))
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are the same, but for the order in which something was summed."""
+    if not (isinstance(a, float) and isinstance(b, float)):
+        return bool(a == b)
+    return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
 
 
 @dataclass(frozen=True)
@@ -131,8 +157,9 @@ class Runs:
         numbers = self._column(of)
         if self.asked is not None and getattr(of, "__name__", "") != "<lambda>":
             keys = (row["key"] for row in self.rows)
+            own = dict(zip(keys, numbers, strict=True))
             name = of if isinstance(of, str) else words_of(of)
-            self.asked.setdefault(name, {}).update(zip(keys, numbers, strict=True))
+            self.asked.setdefault(_free(name, own, self.asked), {}).update(own)
         return numbers
 
     def _column(self, of: Column) -> np.ndarray:

@@ -28,7 +28,8 @@ _GREEK = {
     "mu": "μ",
     "lambda": "λ",
 }
-_SEEDS = re.compile(r"\d+ seeds")  # a note that says no more than the number of realisations
+_SEEDS = re.compile(r"(\d+) seeds")  # in a note: the number of realisations that were judged
+_LINES = 12  # of a list that is not folded away
 _LETTERS = re.compile(rf"(?<![A-Za-z])({'|'.join(_GREEK)})(?![A-Za-z])")
 
 
@@ -83,10 +84,16 @@ def _standing(outcomes: Sequence[Outcome]) -> str:
             )
     several = any(len(outcome.readings) > 1 for outcome in outcomes)
     where = " in any reading" if several else ""
-    parts = [f"**What does not hold{where}**", "\n".join(fail)] if fail else []
-    if depend:
-        parts += ["**What does not hold in one reading only**", "\n".join(depend)]
-    return "\n\n".join(parts)
+    parts = _listed(f"What does not hold{where}", fail)
+    return "\n\n".join(parts + _listed("What does not hold in one reading only", depend))
+
+
+def _listed(heading: str, lines: Sequence[str]) -> list[str]:
+    """Lines under a heading; a long list is to be opened, so that the summary fits a screen."""
+    if len(lines) <= _LINES:
+        return [f"**{heading}**", "\n".join(lines)] if lines else []
+    summary = f"<summary><b>{heading}</b>: {len(lines)} claims</summary>"
+    return ["<details>", summary, "\n".join(lines), "</details>"]
 
 
 def _effects(judged: Judged, outcome: Outcome) -> str:
@@ -199,6 +206,8 @@ def _power(finding: Finding, realisations: int) -> str:
     margins = [bound for bound in (finding.bottom, finding.top) if bound is not None]
     if finding.verdict != "undecided" or not margins or not realisations or finding.over != "seeds":
         return ""
+    judged = _SEEDS.search(finding.note)  # a claim about some of the runs may have fewer
+    realisations = int(judged[1]) if judged else realisations
     margin = min(margins, key=lambda bound: abs(finding.effect - bound))
     reach = (finding.high - finding.low) / 2
     if abs(finding.effect - margin) > reach * math.sqrt(realisations / _AFFORDABLE):

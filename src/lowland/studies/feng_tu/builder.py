@@ -32,11 +32,16 @@ REPLACED = (
 GROWS_AGAIN = (
     "As printed, the gap falls up to beta = 0.005 and rises beyond. The loss is still 0.1 to 0.5 "
     "when the penalty ends, after 200 epochs; the network fits its data without it then, and its "
-    "norm grows again, the more the larger beta was, though not to what it is without decay."
+    "norm grows again, the more the larger beta was, though not to what it is without decay. In "
+    "both readings decay also flattens the flat directions; why is not known."
 )
 SPARSER = (
     "|w| hardly changes with alpha / B, but fewer hidden units are active for an image, so that "
     "|dx| / |x| grows, and sigma_w with it in the flat directions."
+)
+DEEPER = (
+    "By T_w the solution is larger in every deeper layer, as the rows below say: its size is in "
+    "fewer directions there, so that S_w, which the panels show, is smaller."
 )
 _DEMO = (
     "These are settings of the authors' public demo that differ from their text. Weights begin as "

@@ -84,6 +84,9 @@ def squared_sigma_g(runs: Runs) -> np.ndarray:
     return runs.array("duality/sigma_g") ** 2
 
 
+squared_sigma_g.__name__ = "the variance sigma_g^2"
+
+
 def mean_c(runs: Runs) -> np.ndarray:
     """The mean of c_n, each direction with the weight that it has in the gap."""
     weights = runs.array("duality/sigma_g") * runs.array("duality/sigma_w")

@@ -6,8 +6,16 @@ from typing import Any
 
 from lowland.studies.claims import falls, on, unchanged
 from lowland.studies.evidence import Column, Runs
-from lowland.studies.feng_tu.builder import GROWS_AGAIN, REPLACED, SPARSER, SQUARED, study_of
+from lowland.studies.feng_tu.builder import (
+    DEEPER,
+    GROWS_AGAIN,
+    REPLACED,
+    SPARSER,
+    SQUARED,
+    study_of,
+)
 from lowland.studies.feng_tu.columns import HIDDEN, LAYERS
+from lowland.studies.feng_tu.equations import grows_again, sparser
 from lowland.studies.feng_tu.grids import DEEP, NOISY_CNN, only
 from lowland.studies.feng_tu.patterns import (
     by_sharpness,
@@ -24,8 +32,11 @@ _S8 = study_of(
     "Batch size in a network with four hidden layers",
     lambda v: v.vary(batch_size=v.batches, **DEEP),
     panels=tuple(panel for layer in LAYERS for panel in three_panels("batch_size", {}, layer)),
-    claims=in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
-    reason=SPARSER,
+    claims=(
+        *in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
+        *sparser("batch_size", "rises"),
+    ),
+    reason=f"{SPARSER} {DEEPER}",
 )
 
 _S9 = study_of(
@@ -33,9 +44,9 @@ _S9 = study_of(
     "Weight decay in a network with four hidden layers",
     lambda v: v.decayed(**DEEP),
     panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
-    claims=in_every_layer(by_size, "decay", "falls", "S9"),
+    claims=(*in_every_layer(by_size, "decay", "falls", "S9"), *grows_again()),
     differences=SQUARED,
-    reason=GROWS_AGAIN,
+    reason=f"{GROWS_AGAIN} {DEEPER}",
 )
 
 _S10 = study_of(

@@ -138,6 +138,8 @@ _S2 = study_of(
         ),
     ),
     differences=(*OTHER_IMAGES, *SQUARED, *DROPPED_LOSS),
+    reason="c_n is negative only where next to nothing of the gap is: in the directions that carry "
+    "99 % of it the least is above 0.1.",
 )
 
 _S3 = study_of(
@@ -165,11 +167,16 @@ _S3 = study_of(
 
 
 def _inverse(
-    array: str, name: str, paper: str, above: float = 0.0, which: str = "directions"
+    array: str,
+    name: str,
+    paper: str,
+    above: float = 0.0,
+    which: str = "directions",
+    most: float = 0.0,  # the paper says inversely correlated, not how closely
 ) -> Row:
     """The claim that F_n falls where an array rises, over directions."""
-    words = f"correlation of log {name} and log F"
-    test = between(log_correlation(array, "duality/flatness", words, above), -math.inf, -0.8)
+    words = f"correlation of log {name} and log F" + (" in these directions" if above else "")
+    test = between(log_correlation(array, "duality/flatness", words, above), -math.inf, most)
     return f"F_n is inversely correlated with {name} over {which}.", paper, test
 
 
@@ -203,7 +210,7 @@ _S4 = study_of(
         ),
         *claims_on(
             {},
-            _inverse("duality/eigenvalue", "H_n", "S4 shows sigma_g^2 only"),
+            _inverse("duality/eigenvalue", "H_n", "S4 shows sigma_g^2 only", most=-0.8),
             kind="ours",
         ),
     ),
@@ -271,6 +278,9 @@ _S6 = study_of(
         ("The gap is not monotone in d.", "S6C: not monotone", not_monotone("eq11", "dropout")),
     ),
     differences=DROPPED_LOSS,
+    reason="Without dropout the sharp part is two fifths of the gap, as it is in Fig. 3 with "
+    "alpha = 0.1 and B = 25. sigma_g of the sharpest directions rises again at d = 0.3 as printed, "
+    "and goes on falling in the demo's reading; why is not known.",
 )
 
 _N, _RHO = "per_class", "label_noise"
@@ -342,6 +352,9 @@ _S7 = study_of(
         ),
     ),
     differences=(*OTHER_IMAGES, *REPLACED),
+    reason="With N the sharpest directions become flatter, and by their means 597 of 900 as "
+    "printed and 251 in the demo's reading; why the others become sharper, and the solution larger "
+    "by two thirds, is not known.",
 )
 
 
