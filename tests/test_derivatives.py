@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import lowland as ll
+from lowland.curvature.first_derivatives import wrong_gradients
+from lowland.curvature.trials import nearby
 from lowland.problem import Problem
 
 Y = torch.arange(30) % 3
@@ -175,6 +177,27 @@ def test_differences_at_a_kink_are_refused():
     for make in (ll.hessian, ll.ggn):
         with pytest.raises(ll.InputError, match="kink"):
             make(problem)
+
+
+class Hinge(nn.Module):
+    """A unit whose kink lies where its weight is ``kink``."""
+
+    def __init__(self, kink: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+        self.kink = kink
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * F.relu(self.weight - self.kink) + 0.1 * self.weight
+
+
+def test_a_kink_where_gradients_are_compared_refutes_none():
+    data = torch.ones(8, 1, dtype=torch.float64), torch.full((8, 1), 5.0, dtype=torch.float64)
+    plain = Problem(Hinge(0.0), loss="mse", train=data)
+    kink = float(nearby(plain, plain.params)["weight"])
+    problem = Problem(Hinge(kink), loss="mse", train=data)
+    assert float(nearby(problem, problem.params)["weight"]) == kink  # no step agrees there
+    assert wrong_gradients(problem) == {}
 
 
 def test_a_gauss_newton_matrix_needs_the_gradient_of_the_outputs():
