@@ -7,7 +7,7 @@ import numpy as np
 from lowland.studies.claims import Test, correlated, smaller
 from lowland.studies.evidence import Column, Runs
 from lowland.studies.panels import Kinds, Scatter
-from lowland.studies.study import Claim, Study
+from lowland.studies.study import Annex, Claim, Study
 from lowland.sweep.trial import trials
 
 _TRIAL = "lowland.studies.trials.optimisers:trial"
@@ -38,6 +38,13 @@ def eigenvalue_per_loss(runs: Runs) -> np.ndarray:
 def _less(column: Column, name: str) -> Test:
     """The column is smaller than with plain SGD."""
     return smaller(column, {"method": name}, {"method": "sgd"})
+
+
+def _annex(runs: Runs, command: str) -> Annex:
+    """What each optimiser does to every measure."""
+    from lowland.studies.contrast import every_measure
+
+    return Annex(every_measure(runs, "method", "sgd"), {})
 
 
 STUDY = Study(
@@ -139,4 +146,5 @@ STUDY = Study(
         "up to 0.4 and down to 0 in four cycles. Radii and what Entropy-SGD has are Lowland's.",
         "Networks end at different training losses, as equal compute has it.",
     ),
+    annex=_annex,
 )
