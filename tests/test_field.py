@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from datafiles import write_cifar, write_idx
+from lowland.measures.measuring import Measurements
 from lowland.studies import field, find
 from lowland.studies.evidence import Runs
-from lowland.studies.trials import noise_escape, pictures
+from lowland.studies.trials import architecture, noise_escape, optimisers, pictures
 from lowland.sweep import Trial
 
 STUDIES = field.studies()
@@ -130,6 +131,29 @@ def test_originals_run_on_few_samples(study, monkeypatch, tmp_path):
             smaller(dict(run.settings)), run.seed
         )
         assert all(np.isfinite(v).all() for v in numbers.values() if v is not None)
+
+
+@pytest.mark.parametrize("module", [architecture, noise_escape, optimisers, pictures])
+def test_a_trial_that_is_interrupted_while_it_measures_gives_no_numbers(module, monkeypatch):
+    """Those that it has by then would be kept as a whole run."""
+    cut = Measurements([], interrupted=True)
+    monkeypatch.setattr(module, "measure", lambda problem, names: cut)
+    if module is noise_escape:
+        place = noise_escape.Place(per_class=2, batch_size=10)
+        with pytest.raises(KeyboardInterrupt):
+            place.sharpness(place.subject(0).model, 0)
+        return
+    monkeypatch.setattr(pictures, "_STEPS", 3)
+    few = {"data": "digits", "per_class": 3, "batch_size": 10}
+    if module is optimisers:
+        few |= {"method": "sgd", "epochs": 1}
+    else:
+        few |= {"test_per_class": 2, "width": 12, "depth": 1, "skip": False, "norm": "none"}
+        few |= {"dropout": 0.0, "decay": 0.0, "learning_rate": 0.05}
+        few |= {"max_epochs": 1, "stop_loss": 9.0}
+        few |= {"kind": "plain"} if module is architecture else {}
+    with pytest.raises(KeyboardInterrupt):
+        module.trial(few, 0)
 
 
 def test_studies_are_called_by_their_modules():

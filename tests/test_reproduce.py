@@ -9,7 +9,7 @@ from lowland.errors import InputError
 from lowland.studies import Claim, Study, reproduce
 from lowland.studies.claims import between
 from lowland.studies.panels import Against
-from lowland.sweep import Grid
+from lowland.sweep import Grid, trials
 
 
 def test_without_a_name_the_studies_are_listed(tmp_path):
@@ -39,6 +39,32 @@ def test_mistakes_are_told_in_a_line(tmp_path):
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
         assert len(ran.err.splitlines()) == 1
+
+
+def test_a_study_that_lacks_its_data_is_told_and_tried_again(tmp_path, monkeypatch):
+    """Runs that failed are kept; a study of nothing else was judged by them for ever."""
+    (tmp_path / "wanting.py").write_text(
+        "import os\n"
+        "def trial(settings, seed):\n"
+        "    return {'found': float(os.environ['WANTED']) + seed}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("WANTED", raising=False)
+    grid = trials("wanting:trial", width=[1, 2], seed=range(2))
+    study = Study(
+        name="wanting",
+        title="What is wanting",
+        grid=grid,
+        quick=grid,
+        panels=(Against("width", {"found": "found"}, "found"),),
+        claims=(Claim("It is found.", "a guess", between("found", 0, 9)),),
+    )
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="wanting: every one of its 4 runs failed: .*WANTED"):
+        reproduce(study, out, executor="serial")
+    assert not (out / "studies").exists()
+    monkeypatch.setenv("WANTED", "2")
+    assert reproduce(study, out, executor="serial").claims[0].findings[0].effect == 2.5
 
 
 def test_pages_tell_of_studies_of_ones_own(tmp_path):

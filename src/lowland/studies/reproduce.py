@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from lowland.studies.evidence import Runs
 from lowland.studies.figure import draw, numbers_csv
 from lowland.studies.study import Annex, Finding, Kind, Reading, Study, Verdict, Version
 from lowland.sweep import Grid, SweepProgress, run
+from lowland.sweep.keys import key
+from lowland.sweep.store import Store
 from lowland.sweep.trial import Run
 
 OUTCOME = "outcome.json"
@@ -160,7 +162,8 @@ def reproduce_all(
 ) -> Iterator[Outcome]:
     """Several studies: their runs are one sweep, in which no worker waits for the last of a study.
 
-    When it is done, they are drawn and judged one after the other.
+    When it is done, they are drawn and judged one after the other. A study of which every run
+    failed, as without its data, is tried again when it is started again, and is not judged.
     """
     out = Path(out)
     for study in studies:
@@ -170,16 +173,38 @@ def reproduce_all(
                 f"differs in cannot be made here; leave out --{version}"
             )
         check_writable(out / _folder(study.file, version))
-    every = [
-        configuration
-        for study in studies
-        for reading in study.readings_of(version)
-        for configuration in _grid(reading, version)
-    ]
+    grids = {study.name: _runs_of(study, version) for study in studies}
+    every = [configuration for grid in grids.values() for configuration in grid]
+    lost: dict[str, str] = {}
     if every:
-        run(every, out, executor=executor, workers=workers, progress=progress)
+        how: dict[str, Any] = {"executor": executor, "workers": workers, "progress": progress}
+        store = Store(out, create=True)
+        if stale := [c for name in _lost(store, grids) for c in grids[name]]:
+            run(stale, out, retry=True, **how)
+        run(every, out, **how)
+        lost = _lost(store, grids)
     for study in studies:
-        yield _concluded(study, out, version)
+        if study.name not in lost:
+            yield _concluded(study, out, version)
+    for name, reason in lost.items():
+        raise InputError(f"{name}: every one of its {len(grids[name])} runs failed: {reason}")
+
+
+def _runs_of(study: Study, version: Version) -> list[Run]:
+    """The runs of all readings that have this version."""
+    return [single for r in study.readings_of(version) for single in _grid(r, version)]
+
+
+def _lost(store: Store, grids: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+    """The studies of which every run is in the store as failed, each with the first reason."""
+    keys = {name: {key(single) for single in grid} for name, grid in grids.items()}
+    rows = {row["key"]: row for row in store.rows(among=set().union(*keys.values()))}
+    lost = {}
+    for name, own in keys.items():
+        failed = [rows[k] for k in own if k in rows and rows[k]["status"] == "failed"]
+        if own and len(failed) == len(own):
+            lost[name] = failed[0]["reason"] or "no reason is known"
+    return lost
 
 
 def _grid(reading: Reading, version: Version) -> Grid:

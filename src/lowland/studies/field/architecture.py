@@ -70,6 +70,19 @@ def _claims() -> tuple[Claim, ...]:
         )
     for kind, test, words in (("decay", smaller, "smaller"), ("dropout", larger, "larger")):
         claims.append(_against_plain(kind, f"T_w is {words}", "total_w", test))
+    ours = "ours: the overview names BatchNorm alone"
+    claims += [
+        _against_plain("layer norm", what, column, test, ours, "ours")
+        for what, column, test in (
+            ("T_g is smaller, the loss flatter", "total_g", smaller),
+            ("the drawn basin is wider", "basin", larger),
+            ("the gap is smaller", "eq11", smaller),
+        )
+    ]
+    ours = "ours: what it does to the picture"
+    for kind in ("layer norm", "wide", "dropout", "decay", "stopped early"):
+        what = "the drawn surface is smoother"
+        claims.append(_against_plain(kind, what, "roughness", smaller, ours, "ours"))
     ours = "ours: what it does to the parts of the gap"
     for kind in _ALL[1:]:
         for name, column in (("sharp part", "sharp"), ("flat part", "flat"), ("T_w", "total_w")):

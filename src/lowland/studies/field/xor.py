@@ -137,5 +137,7 @@ STUDY = Study(
         "30 bits, 100 hidden units and 30,000 steps of SAM on single samples, sizes of our choice: "
         "the theorems are about wide networks, and the paper's own settings were not at hand.",
         "The paper also has networks with normalised layers (Scenario III), which are not judged.",
+        "SAM ends at a squared error of 0.002 to 0.008, and not at 0: the least trace possible is "
+        "that of networks that fit exactly, and with 200 samples and biases SAM ends 1 % below it.",
     ),
 )

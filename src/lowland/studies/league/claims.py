@@ -39,7 +39,7 @@ def picks_better(name: str) -> Test:
         from lowland.studies.league.picking import CANDIDATES
         from lowland.studies.league.table import choices_of
 
-        unit = "change in test error"
+        unit = "of the test samples: change in test error"
         if len(runs) < 2:
             return nothing(unit, f"{len(runs)} networks reached their training loss")
         picked = choices_of(runs).judge(runs.column(name))

@@ -11,9 +11,11 @@ _LEGEND = (
     "it never has. *Granulated*: the mean over settings of Kendall's coefficient over pairs that "
     "differ in that setting alone (Jiang et al. 2020). *Worst*: its lowest value over two values "
     "of one setting (Dziugaite et al. 2020). *Information*: the share of the gaps' order that the "
-    "measure tells beside any two settings. *Picks*: the change in test error where the measure "
-    "chooses among networks whose validation error is within a standard error of the lowest; below "
-    "0 it helps. *Gradients*: its cost. In brackets 95 % intervals by bootstrap over networks. "
+    "measure tells beside any two settings. *Picks*: the change in test error, in points, where "
+    "the measure chooses among networks whose validation error is within a standard error of the "
+    "lowest; below 0 it helps. *Gradients*: the time that it took beside the others, in gradients "
+    "of the training loss; what several share, such as the eigenvalues of the Hessian, counts with "
+    "the first of them. In brackets 95 % intervals by bootstrap over networks. "
     f"Measures with{_MARK} are fooled: rescaling layers or units, which leaves the function as it "
     f"is, moved them in networks of this very table. Those with{_TESTED} read test data: they "
     "describe the gap rather than predict it, and stand last."
@@ -39,7 +41,7 @@ def told(league: League) -> str:
 
 def _table(league: League, gap: str) -> str:
     head = ["measure", "granulated", "worst", "information", "Kendall", "Spearman", "Pearson"]
-    head += ["picks, per cent", "networks", "gradients"]
+    head += ["picks, points", "networks", "gradients"]
     rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     entries = [entry for entry in league.entries if math.isfinite(entry.ranks[gap].kendall.value)]
     entries.sort(key=lambda entry: (entry.tested, -entry.ranks[gap].granulated.value))

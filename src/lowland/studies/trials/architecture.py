@@ -34,7 +34,7 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     # By the output-level dual, which a shortcut around the layer does not make wrong.
     split = duality(problem, _LAYER, dual="output", n_sharp=N_SHARP)
     surface = drawn(problem, seed)
-    values = measure(problem, ["test_error", "train_loss"])
+    values = measure(problem, ["test_error", "train_loss"]).whole()
     return {
         "converged": training.converged,
         **{name: row.value for name, row in values.items()},

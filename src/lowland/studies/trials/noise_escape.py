@@ -70,7 +70,7 @@ class Place:
     def sharpness(self, model: nn.Module, seed: int, loss: str = "cross_entropy") -> dict[str, Any]:
         """Largest eigenvalue and trace."""
         problem = Problem(model, loss, train=self.samples(seed, loss))
-        measured = measure(problem, ["largest_eigenvalue", "trace"])
+        measured = measure(problem, ["largest_eigenvalue", "trace"]).whole()
         return {name: measured[name].value for name in measured}
 
 

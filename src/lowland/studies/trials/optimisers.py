@@ -14,7 +14,13 @@ PLACE: dict[str, Any] = {
     "per_class": 50,
     "batch_size": 25,
     "epochs": 200,  # of methods that take one gradient of a batch
+    "measures": "default",  # or "cheap", where a gradient of all data takes minutes
 }
+_CHEAP = (
+    *("train_loss", "test_error", "calibration_error"),
+    *("largest_eigenvalue", "trace", "sam_sharpness", "adaptive_worst_case"),
+    *("expected_sharpness", "keskar_sharpness", "fisher_trace"),
+)
 _NEVER = 1e-12  # a training loss that is not reached
 _TWO_GRADIENTS = ("sam", "asam")  # a step
 
@@ -29,11 +35,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "rmsprop": {"optimizer": "rmsprop", "learning_rate": _ADAPTIVE},
     "cyclical": {"schedule": "cyclical", "learning_rate": 2 * _RATE},
 }
-MEASURES = (
-    *("train_loss", "test_error", "calibration_error"),
-    *("largest_eigenvalue", "trace", "sam_sharpness", "adaptive_worst_case"),
-    *("expected_sharpness", "keskar_sharpness", "fisher_trace"),
-)
 
 
 def settings_of(method: str, seed: int, batch_size: int, epochs: int) -> TrainingSettings:
@@ -52,11 +53,12 @@ def settings_of(method: str, seed: int, batch_size: int, epochs: int) -> Trainin
 
 
 def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train by a ``method``, and measure all that is cheap; other settings are in ``PLACE``."""
+    """Train by a ``method``, and measure; what settings do not say is in ``PLACE``."""
     chosen = {**PLACE, **settings}
     method, batch_size, epochs = (chosen.pop(key) for key in ("method", "batch_size", "epochs"))
+    names = list(_CHEAP) if chosen.pop("measures") == "cheap" else "default"
     subject = Subject.of(Configuration(**chosen, batch_size=batch_size, seed=seed, data_seed=seed))
     how = settings_of(method, seed, batch_size, epochs)
     train_many([subject.model], subject.train, [how])
-    measured = measure(subject.problem(), list(MEASURES))
+    measured = measure(subject.problem(), names).whole()
     return {name: measured[name].value for name in measured}

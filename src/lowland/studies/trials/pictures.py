@@ -29,7 +29,7 @@ def trial(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """
     problem, training = trained(settings, seed)
     by_filter, plain = (drawn(problem, seed, how) for how in ("filter", "none"))
-    values = measure(problem, ["test_error", "test_loss", "train_loss"])
+    values = measure(problem, ["test_error", "test_loss", "train_loss"]).whole()
     return {
         "converged": training.converged,
         **{name: row.value for name, row in values.items()},
