@@ -63,9 +63,11 @@ def test_a_tower_with_zero_branches_is_its_stem_and_head():
     ("make", "shape", "layer"),
     [
         (tower.residual_mnist, (1, 28, 28), "layers.0.0"),
+        (tower.residual_digits, (1, 8, 8), "layers.0.0"),
         (tower.residual_cifar, (3, 32, 32), "1.layers.0.0"),
         (tower.mlp_cifar, (3, 32, 32), "4"),
         (tower.lenet_mnist, (1, 28, 28), "9"),
+        (tower.lenet_digits, (1, 8, 8), "9"),
         (tower.lenet_cifar, (3, 32, 32), "9"),
     ],
 )

@@ -29,6 +29,14 @@ def test_places_have_files_of_their_own():
     assert len({reading.name for reading in readings}) == len(readings)
 
 
+def test_every_data_set_is_met_by_all_three_networks():
+    pairs = [tuple(place.name.split(", ")) for place in _PLACES]
+    networks, data = ({pair[i] for pair in pairs} for i in (0, 1))
+    assert networks == {"MLP", "LeNet", "residual"}
+    assert data == {"MNIST", "digits", "CIFAR-10", "Fashion"}
+    assert sorted(pairs) == sorted((network, name) for network in networks for name in data)
+
+
 def test_places_whose_data_is_not_at_hand_are_left_out(monkeypatch, tmp_path):
     def data():
         return {place.settings["data"] for place in _PLACES if _at_hand(place)}

@@ -62,6 +62,11 @@ def residual_mnist() -> Tower:
     return Tower(784, 30, 2, skip=True)
 
 
+def residual_digits() -> Tower:
+    """The same for the digits of 8 x 8 pixels."""
+    return Tower(64, 30, 2, skip=True)
+
+
 class Halved(nn.Module):
     """Images at half their size, with pixels from -0.5 to 0.5.
 
@@ -85,6 +90,11 @@ def mlp_cifar() -> nn.Sequential:
 def lenet_mnist() -> nn.Sequential:
     """LeNet for MNIST with two hidden layers of 30 units; the second is "9"."""
     return lenet((1, 28, 28), hidden=(30, 30), padding=0, bias=False, seed=torch.initial_seed())
+
+
+def lenet_digits() -> nn.Sequential:
+    """The same for the digits of 8 x 8 pixels, whose edges are padded to what LeNet takes."""
+    return lenet((1, 8, 8), hidden=(30, 30), padding=4, bias=False, seed=torch.initial_seed())
 
 
 def lenet_cifar() -> nn.Sequential:

@@ -90,6 +90,12 @@ _PLACES = (
         {"data": "mnist5k", "network": f"{_NETWORKS}:lenet_mnist", **_SECOND},
     ),
     _Place(
+        "LeNet, digits",
+        "-lenet-digits",
+        {"data": "digits", "network": f"{_NETWORKS}:lenet_digits", **_SECOND},
+        ("Images of 8 x 8 pixels are padded by 4 on every side.",),
+    ),
+    _Place(
         "LeNet, CIFAR-10",
         "-lenet-cifar",
         {"data": "cifar10", "network": f"{_NETWORKS}:lenet_cifar", **_SECOND},
@@ -97,6 +103,11 @@ _PLACES = (
     _Place(
         *("residual, MNIST", "-residual-mnist"),
         {"data": "mnist5k", "network": f"{_NETWORKS}:residual_mnist", **_AROUND},
+        _BESIDE,
+    ),
+    _Place(
+        *("residual, digits", "-residual-digits"),
+        {"data": "digits", "network": f"{_NETWORKS}:residual_digits", **_AROUND},
         _BESIDE,
     ),
     _Place(
@@ -110,6 +121,16 @@ _PLACES = (
         (*_BESIDE, *_HALVED),
     ),
     _Place("MLP, Fashion", "-mlp-fashion", {"data": "fashion_mnist"}),
+    _Place(
+        "LeNet, Fashion",
+        "-lenet-fashion",
+        {"data": "fashion_mnist", "network": f"{_NETWORKS}:lenet_mnist", **_SECOND},
+    ),
+    _Place(
+        *("residual, Fashion", "-residual-fashion"),
+        {"data": "fashion_mnist", "network": f"{_NETWORKS}:residual_mnist", **_AROUND},
+        _BESIDE,
+    ),
 )
 _FIRST, *_OTHERS = (place.reading() for place in _PLACES if _at_hand(place))
 
