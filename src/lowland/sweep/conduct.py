@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at what workers tell, and at what another sweep may have let go.
 _LOOK = 1.0
+_TELLING = 0.02  # the share of a sweep that tells how long the rest takes; less is mostly start-up
 _WEIGHTS = ("weights.safetensors", "epochs.csv")
 
 
@@ -319,7 +320,9 @@ class _Conductor:
                 total=self.total,
                 running=sum(len(stack.wanted) for stack in running),
                 loss=statistics.median(losses) if losses else None,
-                seconds_left=elapsed * (self.missing / part - 1) if part else None,
+                seconds_left=(
+                    elapsed * (self.missing / part - 1) if part > _TELLING * self.missing else None
+                ),
             )
         )
 

