@@ -315,6 +315,21 @@ class Sentences(Dataset):
         return torch.arange(self.lengths[i]), torch.arange(self.lengths[i]) % 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([(torch.zeros(n), 0) for n in (3, 4)], r"\[3\] at entry 0 and \[4\] at entry 1"),
+        ([({1, 2}, 0), ({3}, 1)], "found <class 'set'>"),
+    ],
+)
+def test_samples_that_make_no_batch_are_told_in_a_line(samples, words, workers):
+    loader = DataLoader(samples, batch_size=2, num_workers=workers)
+    with pytest.raises(InputError, match=f"the train loader cannot make a batch.*{words}") as told:
+        Batches(loader, "train")
+    assert "\n" not in str(told.value)
+
+
 def test_labels_of_sequences_of_different_lengths_are_padded_with_the_ignored_one():
     loader = DataLoader(Sentences(), batch_sampler=[[0, 1], [2], [3]])
     data = Batches(loader, "train", 2)

@@ -27,6 +27,7 @@ from lowland.batches.batch import (
     shapes,
 )
 from lowland.batches.loaders import (
+    collated,
     in_fixed_order,
     is_data_set,
     is_list,
@@ -183,7 +184,7 @@ class Batches:
     def _taken(self, source: Iterable, samples: int | None) -> Iterator[Batch]:
         """The first samples of a stream: so many, or as many as may be held."""
         count, size, more = 0, 0, False
-        for raw in source:
+        for raw in collated(source, self.split):
             batch = checked_batch(raw, self.split, self._targetless)
             most = samples if samples is not None else self._limit // bytes_each(batch)
             room = most - count
@@ -214,7 +215,7 @@ class Batches:
 
         def noted() -> Iterator[Batch]:
             count = 0
-            for raw in loader:
+            for raw in collated(loader, self.split):
                 batch = checked_batch(raw, self.split, self._targetless)
                 if count < _COMPARED:
                     opening.append(batch)

@@ -1,6 +1,8 @@
 """Loaders and streams of a user, read in one fixed order."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from lowland.batches.batch import LABELS
 from lowland.errors import InputError
+
+_COLLATE = "torch/utils/data/_utils/collate.py"
 
 
 def is_stream(source: Any) -> bool:
@@ -92,3 +96,24 @@ def _same_each_pass(read: Callable[[], list], loader: DataLoader, split: str) ->
             "); pass the data set itself, or a loader that visits every sample once"
         )
     return first
+
+
+def collated(source: Iterable[Any], split: str) -> Iterator[Any]:
+    """What a loader gives; an error in words where torch cannot make a batch of its samples."""
+    try:
+        yield from source
+    except (RuntimeError, TypeError) as error:
+        places = "".join(traceback.format_tb(error.__traceback__)) + str(
+            error
+        )  # of a worker's, too
+        if _COLLATE not in places.replace(os.sep, "/"):
+            raise
+        raise InputError(
+            f"the {split} loader cannot make a batch of its samples ({_last_line(error)}); let its "
+            "collate_fn do so (pad those of different lengths), or pass batches of one sample"
+        ) from error
+
+
+def _last_line(error: Exception) -> str:
+    """What an error says, without the traceback that a worker puts before it."""
+    return str(error).strip().splitlines()[-1]
