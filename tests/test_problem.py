@@ -687,6 +687,70 @@ def test_models_without_a_loss_of_their_own_are_refused(model, words):
         Problem(model, train=(X, Y))
 
 
+class Causal(nn.Module):
+    """Attention with a mask of minus infinity in a buffer, and an infinite one it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.head = nn.Linear(4, 12), nn.Linear(4, 3)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+        self.register_buffer("best", torch.tensor(torch.inf))
+
+    def forward(self, x):
+        q, k, v = self.mix(x).chunk(3, dim=-1)
+        scores = q @ k.transpose(1, 2) + self.mask
+        return self.head((scores.softmax(-1) @ v).mean(1))
+
+
+class Written(Causal):
+    """The same network with the mask in its forward pass."""
+
+    def forward(self, x):
+        q, k, v = self.mix(x).chunk(3, dim=-1)
+        scores = (q @ k.transpose(1, 2)).masked_fill(self.mask < 0, -torch.inf)
+        return self.head((scores.softmax(-1) @ v).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_masks_of_minus_infinity_in_buffers_are_measured(dtype):
+    torch.manual_seed(0)
+    data = torch.randn(12, 5, 4), torch.arange(12) % 3
+    model, other = Causal(), Written()
+    other.load_state_dict(model.state_dict())
+    names = ["trace", "largest_eigenvalue", "frobenius_norm", "normalized_sharpness"]
+    rows, expected = (
+        ll.measure(Problem(m, train=data, dtype=dtype), names) for m in (model, other)
+    )
+    for name in names:
+        assert rows[name].value == pytest.approx(expected[name].value, rel=1e-4)
+
+
+def pruned() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    torch.nn.utils.prune.random_unstructured(model[0], "weight", 0.5)
+    return model
+
+
+def remembering() -> nn.Module:
+    """It keeps what its last forward pass computed, in a list."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model.seen = []
+    model[0].register_forward_hook(lambda module, inputs, output: model.seen.append(output))
+    return model
+
+
+@pytest.mark.parametrize("make", [pruned, remembering])
+def test_models_that_hold_what_they_computed_are_copied(make):
+    torch.manual_seed(0)
+    model = make()
+    X, y = torch.randn(12, 4), torch.arange(12) % 3
+    model(X)  # as the last step of a training leaves it
+    rows = ll.measure(Problem(model, train=(X, y)), ["trace", "largest_eigenvalue", "width"])
+    assert all(row.value is not None for row in rows.values())
+    copied = Problem(model, train=(X, y), dtype=torch.float64)
+    assert float(ll.trace(ll.hessian(copied)).value) == pytest.approx(rows["trace"].value, rel=1e-4)
+
+
 def test_a_copy_that_was_made_while_measuring_reads_the_weights_of_today():
     """It once kept the weights that were being measured then, and measured those for ever."""
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))

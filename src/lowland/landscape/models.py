@@ -1,6 +1,5 @@
 """Other models of the same kind, as points of weight space."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from lowland.checkpoint import load_weights
 from lowland.errors import InputError
 from lowland.landscape.points import Weights
-from lowland.problem import Problem, unwrap
+from lowland.problem import Problem, copy_of, unwrap
 
 ModelLike = nn.Module | Mapping[str, Tensor] | str | Path
 
@@ -79,7 +78,7 @@ def differing(problem: Problem, *states: Weights) -> list[str]:
 
 def model_at(problem: Problem, state: Weights) -> nn.Module:
     """A copy of the problem's model with other parameters and buffers."""
-    model = copy.deepcopy(problem.model)
+    model = copy_of(problem.model)
     with torch.no_grad():
         for name, t in _tensors(model).items():
             if name in state:

@@ -2,10 +2,19 @@
 
 from lowland.problem.evaluation import BATCH
 from lowland.problem.graphs import graph_bytes
-from lowland.problem.model import unwrap
+from lowland.problem.model import copy_of, unwrap
 from lowland.problem.precision import in_precision
 from lowland.problem.problem import Problem
 from lowland.problem.stored import Stored
 from lowland.problem.traceless import differentiating
 
-__all__ = ["BATCH", "Problem", "Stored", "differentiating", "graph_bytes", "in_precision", "unwrap"]
+__all__ = [
+    "BATCH",
+    "Problem",
+    "Stored",
+    "copy_of",
+    "differentiating",
+    "graph_bytes",
+    "in_precision",
+    "unwrap",
+]

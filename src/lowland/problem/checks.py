@@ -26,7 +26,10 @@ _CHECKPOINTED = (
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Every parameter and buffer must hold finite numbers, and gradients be those of the loss."""
+    """Parameters and statistics must be finite, buffers numbers, and gradients those of the loss.
+
+    Other buffers may be infinite, as masks of attention are.
+    """
     for name, module in model.named_modules():
         if getattr(module, "scale_grad_by_freq", False):
             raise InputError(
@@ -47,12 +50,16 @@ def check_tensors(model: nn.Module) -> None:
                 )
             if not t.is_floating_point() and not t.is_complex():
                 continue
-            bad = int((~local(t.detach()).isfinite()).sum())
+            values = local(t.detach())
+            owner = model.get_submodule(name.rpartition(".")[0])
+            finite = kind == "parameter" or isinstance(owner, nn.modules.batchnorm._NormBase)
+            bad = int((~values.isfinite() if finite else values.isnan()).sum())
             bad = total_count(bad) if is_sharded(model) else bad
             if bad:
+                what = "NaN or infinite" if finite else "NaN"
                 raise InputError(
-                    f"{kind} {name!r} holds {bad} NaN or infinite value(s); the training "
-                    "diverged, or the checkpoint is damaged"
+                    f"{kind} {name!r} holds {bad} {what} value(s); the training diverged, or the "
+                    "checkpoint is damaged"
                 )
 
 

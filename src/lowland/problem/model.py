@@ -1,6 +1,7 @@
 """A user's model: out of its wrappers, its parameters by name, and how a batch goes into it."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,27 @@ def of_inference_mode(model: nn.Module) -> bool:
 def copied_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """What a copy of the model in another precision would take."""
     return sum(p.numel() for p in model.parameters()) * dtype.itemsize
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy, also of a model that holds what its last forward pass computed.
+
+    Hooks leave their weights there (pruning, the old weight norm), and modules their activations;
+    torch copies no tensor that has a graph. Weights are computed anew before the next pass.
+    """
+    graphed = [t for module in model.modules() for t in _tensors_in(vars(module)) if t.grad_fn]
+    return copy.deepcopy(model, {id(t): t.detach().clone() for t in graphed})
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            yield from _tensors_in(inner)
 
 
 def constant(t: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from lowland.problem.model import (
     arguments,
     constant,
     copied_bytes,
+    copy_of,
     measured_names,
     of_inference_mode,
     precisions,
@@ -56,7 +57,7 @@ class Network:
         if is_sharded(model) or (dtype is not None and copied_bytes(model, dtype) > memory // 8):
             self.stored = Stored(model, dtype or next(model.parameters()).dtype)
         elif dtype is not None or of_inference_mode(model):
-            self.model = copy.deepcopy(model)
+            self.model = copy_of(model)
             if dtype is not None:  # Module.to would make real numbers of complex buffers
                 self.model._apply(lambda t: in_precision(t, dtype))
         check_tensors(self.model)
@@ -177,7 +178,7 @@ class Network:
                 "this needs a copy of the model, for which the memory budget is too small; pass "
                 "Problem(memory=...) with more bytes"
             )
-        return copy.deepcopy(self.model)
+        return copy_of(self.model)
 
     def check_whole(self) -> None:
         """An error if the model is sharded."""
