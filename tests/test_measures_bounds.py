@@ -486,6 +486,18 @@ class TestMagnitude:
             a, b = (ll.measure(p, name)[name] for p in (trained, moved))
             assert abs(a.value - b.value) <= 4 * math.hypot(a.stderr, b.stderr)
 
+    @pytest.mark.parametrize("factor", [1e2, 1e4, 1e6])
+    def test_a_loss_of_any_size_has_a_sigma_or_says_why_not(self, factor):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+        model[2].weight.data.mul_(factor)
+        data = torch.randn(30, 4), torch.arange(30) % 3
+        row = ll.measure(Problem(model, train=data), "pac_bayes_magnitude")["pac_bayes_magnitude"]
+        if row.value is None:
+            assert "does not tell where it rises" in row.reason or "already raises" in row.reason
+        else:
+            assert row.parts["rise"] == pytest.approx(0.1, rel=0.02)
+
     def test_weights_that_never_moved_have_no_sigma(self, trained):
         still = Problem(trained.model, train=two_moons(1000, 0), initial=trained.model)
         found = ll.measure(still, "pac_bayes_magnitude")["pac_bayes_magnitude"]

@@ -23,6 +23,7 @@ _DELTA = 0.05
 _PAIRS = 3
 _EVALUATIONS, _MOST_EVALUATIONS = 5, 100  # of sigma: as a rule, and at most
 _CLOSE = 1e-5  # relative distance from the rise that counts as none
+_ROUNDING = 1e-2  # and where a loss is so large that its rounding is more
 _QUADRATIC = 2.0  # the power of sigma that a small rise goes with
 _FARTHEST = math.log(2)  # that a step goes on the scale of log sigma
 _LEAST, _MOST = 1e-6, 1e3  # what counts as a rise; more is cut off, also what overflows
@@ -101,8 +102,9 @@ def _crossing(over: Callable[[float], float]) -> tuple[float, float]:
     log_sigma, height, steepness = 0.0, over(0.0), _QUADRATIC
     below, above = -math.inf, math.inf
     for _ in range(_MOST_EVALUATIONS):
-        if abs(height) <= _CLOSE:
-            break
+        # Beside a crossing that is this well known, the height is the rounding of the losses.
+        if abs(height) <= _CLOSE or (above - below <= _CLOSE and abs(height) <= _ROUNDING):
+            return log_sigma, steepness
         below, above = (below, log_sigma) if height > 0 else (log_sigma, above)
         if above < math.log(_RANGE[0]):
             raise InputError(
@@ -116,9 +118,14 @@ def _crossing(over: Callable[[float], float]) -> tuple[float, float]:
         following = log_sigma - max(-_FARTHEST, min(_FARTHEST, height / steepness))
         if not below < following < above:
             following = (below + above) / 2
+        if following in (below, above):
+            break
         before, last = height, log_sigma
         log_sigma, height = following, over(following)
         steepness = (height - before) / (log_sigma - last)
         if not steepness > _QUADRATIC / 10:  # where it falls or is level, a secant leads astray
             steepness = _QUADRATIC
-    return log_sigma, steepness
+    raise InputError(
+        f"the training loss under noise does not tell where it rises by {_RISE}: it jumps there, "
+        "or is so large that its rounding does; double precision may help, Problem(dtype=...)"
+    )
