@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -386,6 +387,43 @@ def test_an_interrupt_that_becomes_another_error_is_still_an_interrupt(project):
     line = ("analyze", "--model", "turned:model", "--data", "mine:data", "--out", "out", "--quiet")
     ran = run_inside(*line, cwd=project)
     assert ran == Ran(143, "", "lowland: stopped; nothing was written\n")
+
+
+LONG = """
+import sys
+import torch
+from mine import data
+from mine import model as net
+
+def model():
+    matrix = torch.rand(6000, 6000, dtype=torch.float64)
+    print("here", file=sys.stderr, flush=True)
+    torch.linalg.eigh(matrix)  # minutes, in one call
+    return net()
+"""
+
+
+def test_a_second_interrupt_ends_a_long_call_of_a_library(project):
+    """Python runs its handler only when the call is over."""
+    (project / "long.py").write_text(LONG)
+    line = ("analyze", "--model", "long:model", "--data", "mine:data", "--out", "out")
+    said = []
+    with subprocess.Popen(
+        command(*line), cwd=project, env=environment(), text=True, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        for text in process.stderr:
+            said.append(text.strip())
+            if said[-1] == "here":
+                time.sleep(1)  # by then the call has begun
+            if said[-1] == "here" or "a second interrupt" in text:
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
+    assert said[-2:] == [
+        "lowland: stopping when this step ends; a second interrupt ends it at once",
+        "lowland: stopped at once; what was under way is lost",
+    ]
+    assert entries(project) == {"mine.py", "long.py"}
 
 
 def test_an_interrupt_after_the_result_was_written_says_so(project, monkeypatch):

@@ -7,6 +7,7 @@ from types import FrameType
 from typing import NoReturn
 
 from lowland.cli import terminal
+from lowland.cli.interrupting import listening, noticed
 from lowland.errors import InputError
 from lowland.usercode import blame, described
 
@@ -22,7 +23,8 @@ def main() -> None:
     try:
         for number in ours:
             signal.signal(number, _interrupt)
-        _run()
+        with listening(set(ours)):
+            _run()
     except BaseException as error:
         for number in ours:
             signal.signal(number, signal.SIG_IGN)  # what follows is one line: let it be said
@@ -52,6 +54,7 @@ def _run() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     terminal.interrupts.append(number)
+    noticed()
     raise KeyboardInterrupt
 
 
