@@ -225,6 +225,11 @@ def test_not_monotone():
         assert not_monotone("gap", "learning_rate")(measured(wobble + shape)).verdict == verdict
     found = not_monotone("gap", "learning_rate")(measured(wobble + np.array([3, 1, 1, 2])))
     assert found.effect == pytest.approx(1 / 1.75)  # beyond the nearer end, of the mean
+    lacking = wobble + np.array([1, 3, 2, 1])
+    lacking[0, 2] = lacking[1, 3] = np.nan  # what a seed has elsewhere counts
+    found = not_monotone("gap", "learning_rate")(measured(lacking))
+    assert found.verdict == "holds"
+    assert found.note.endswith("5 seeds")
 
 
 def test_a_flat_column_is_seldom_called_not_monotone():

@@ -395,7 +395,7 @@ def test_the_page(done):
     assert "## Fig. 1: the size of batches" in lines
     assert "![Fig. 1: the size of batches](some-fig1.png)" in lines
     assert "**Verdicts**: holds 1, does not hold 1, undecided 1." in text
-    assert "| Fig. 1: the size of batches | 1 / 1 / 1 |  |" in lines
+    assert "| Fig. 1: the size of batches | 1 / 1 / 1 |" in lines
     row = next(line for line in lines if line.startswith("| The loss"))
     assert row.startswith("| The loss \\|l\\| is small.<br>*Table 1* | 0.2")
     assert row.endswith("` **holds** |")
@@ -462,6 +462,19 @@ def test_an_interval_is_drawn_against_its_margin():
     assert len(strip(Finding(1.0, 1.0, 1.0, "", "holds", bottom=1.0))) == 21
 
 
+@pytest.mark.parametrize("nearer", [1e-3, 0.02, 0.1])
+def test_a_drawn_interval_tells_its_verdict_however_close_its_margin(nearer):
+    def drawn(low, high):
+        return strip(Finding((low + high) / 2, low, high, "", "holds", bottom=-0.2, top=0.2))
+
+    inside = drawn(-0.2 + nearer, 0.2 - nearer)
+    assert re.fullmatch("·+░+━*●━*░+·+", inside)
+    assert re.fullmatch("·+░+━*●━+·*", drawn(-0.1, 0.2 + nearer))
+    assert re.fullmatch("·*━+●━*░+·+", drawn(-0.2 - nearer, 0.1))
+    assert re.fullmatch("·+░+·+━*●━*·*", drawn(0.2 + nearer, 0.5))
+    assert re.fullmatch("·*━*●━*·+░+·+", drawn(-0.5, -0.2 - nearer))
+
+
 def test_readings_stand_side_by_side_and_only_claims_count():
     def found(verdict, effect):
         return Finding(effect, effect - 0.1, effect + 0.1, "of it", verdict, bottom=0.0)
@@ -481,7 +494,8 @@ def test_readings_stand_side_by_side_and_only_claims_count():
     text = page([outcome])
     assert "| claim | as printed | as in the demo |" in text
     assert "**Verdicts** as printed: holds 1, does not hold 0, undecided 0." in text
-    assert "| Fig. 1: Rates | 1 / 0 / 0 | 0 / 1 / 0 | a reason |" in text
+    assert "| Fig. 1: Rates | 1 / 0 / 0 | 0 / 1 / 0 |\n" in text
+    assert "**Why claims do not hold**\n\n- Fig. 1: a reason\n" in text
     counted, _, others = text.partition("Not counted:")
     assert "It rises." in counted
     assert all(words in others for words in ("It rises again.", "Eq. 1, check"))
@@ -504,17 +518,37 @@ def test_what_fails_is_told_first_by_whether_it_does_so_in_every_reading():
         judged("It fails.", no, no),
         judged("It depends.", "holds", no),
         judged("It fails or is open.", no, "undecided"),
+        judged("It is open.", "holds", "undecided"),
         judged("It is only said again.", no, no, kind="restated"),
     )
     readings = tuple(Facts(**{**FACTS, "reading": name}) for name in ("printed", "demo"))
     text = page([Outcome("some:fig1", "Rates", "full", claims, readings, "")])
     start = text.index("**What does not hold in any reading**")
     middle = text.index("**What does not hold in one reading only**")
-    end = text.index("Every claim is judged")
+    still_open = text.index("<summary><b>What is open in a reading</b>: 1 claim</summary>")
+    end = text.index("<summary><b>What holds in every reading</b>: 1 claim</summary>")
     assert text[start:middle].count("\n- ") == 1
     assert "- Fig. 1: It fails. (printed: −100 % [−110, −90]; demo: −100 % [−110, −90])" in text
-    assert text[middle:end].count("\n- ") == 2
-    assert "It depends. (printed: 100 % [90, 110], holds; demo: −100 %" in text[middle:end]
+    assert text[middle:still_open].count("\n- ") == 2
+    assert "It depends. (printed: 100 % [90, 110], holds; demo: −100 %" in text[middle:still_open]
+    assert "\n- Fig. 1: It is open. (" in text[still_open:end]
+    rest = text[end : text.index("Every claim is judged")]
+    assert rest.count("\n- ") == rest.count("- Fig. 1: It stands. (") == 1
+
+
+def test_a_reason_of_several_figures_is_told_once():
+    refuted = Judged("It falls.", "falls", "claim", (Finding(0.1, 0.0, 0.2, "", "does not hold"),))
+    facts = (Facts(**FACTS),)
+    text = page(
+        [
+            Outcome("some:fig1", "Rates", "full", (refuted,), facts, "too large\ntoo few"),
+            Outcome("some:fig2", "Sizes", "full", (refuted,), facts, "too few"),
+            Outcome("some:fig3", "Depth", "full", (), facts, "too deep"),
+        ]
+    )
+    assert "do not hold**\n\n- Fig. 1: too large\n- Fig. 1, Fig. 2: too few\n\n" in text
+    assert "Why claims do not hold: too large too few\n" in text
+    assert "too deep" not in text
 
 
 def test_numbers_of_one_name_are_both_kept():

@@ -137,17 +137,20 @@ def not_monotone(column: Column, key: str) -> Test:
         unit = f"of its mean, by which it goes beyond both ends, {intervals.range_of(values)}"
         if len(values) < 3:
             return nothing(unit, f"{key} takes {len(values)} value(s); an inside needs three")
-        y = y[np.isfinite(y).all(axis=1)]
-        if len(y) < 2:
-            return nothing(unit, joined(TOO_FEW.format(len(y)), lacking))
+        y = y / intervals.level_of(y)
+        beyond = [
+            [change[np.isfinite(change)] for change in (inner - y[:, [0, -1]].T)]
+            for inner in y[:, 1:-1].T
+        ]
+        if (fewest := min(len(change) for both in beyond for change in both)) < 2:
+            return nothing(unit, joined(TOO_FEW.format(fewest), lacking))
 
         def farthest(level: float) -> tuple[float, float, float]:
             candidates = []
-            ends = y[:, [0, -1]].T / intervals.level_of(y)
-            for inner in y[:, 1:-1].T / intervals.level_of(y):
+            for both in beyond:
                 for sign in (1, -1):
-                    both = [intervals.interval(sign * (inner - end), level) for end in ends]
-                    candidates.append(np.min(both, axis=0))
+                    each = [intervals.interval(sign * change, level) for change in both]
+                    candidates.append(np.min(each, axis=0))
             effect, low, high = np.max(candidates, axis=0)
             return effect, low, high
 

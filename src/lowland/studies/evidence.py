@@ -43,6 +43,18 @@ _WORDS = {
     "eigenvalue": "H_n",
     "flatness": "F_n",
     "test_error": "the test error",
+    "normalized_sharpness": "normalized sharpness",
+    "normalized_sharpness_direct": "Eq. 62",
+    "matrix_normalized_sharpness": "matrix-normalized sharpness",
+    "fisher_rao": "the Fisher-Rao norm",
+    "frobenius_norms": "the product of Frobenius norms",
+    "spectral_norms": "the product of spectral norms",
+    "algorithm_1.deviation": "the deviation, in standard errors",
+    "lost rank": "powers of ten that stable ranks lose",
+    "gradient over sigma": "the Fisher diagonal over sigma_g^2",
+    "moved share": "the sharp share after rescaling, over that before",
+    "reverse share": "the sharp share of reverse pairs, over that of the others",
+    "smallest c": "c_n in any direction",
 }
 
 
@@ -52,7 +64,8 @@ def words_of(column: Column | Series) -> str:
         name = column.removeprefix("duality/")
         return _WORDS.get(name.rpartition(":")[2], name)
     name = getattr(column, "__name__", "it").replace("<lambda>", "it")
-    return name if " " in name else name.strip("_").replace("_", " ")
+    name = name if " " in name else name.strip("_").replace("_", " ")
+    return _WORDS.get(name, name)
 
 
 def _free(name: str, own: dict[str, Any], asked: dict[str, dict[str, Any]]) -> str:

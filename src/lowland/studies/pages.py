@@ -16,9 +16,12 @@ _LEGEND = (
     "interval lies where the claim says (drawn `░`), *does not hold* if it lies elsewhere (`·`), "
     "and is *undecided* if it reaches both; `●` is the effect, `━` its interval. What is said of "
     "several values at once holds if it does at each, and fails if it does at one of them by an "
-    "interval of a level corrected for their number, which is wider than the one drawn. Per cents "
-    "are of the mean, unless they say of what. Checks, which cannot fail where the code is right, "
-    "claims that are judged elsewhere as well, and questions of ours are not counted."
+    "interval of a level corrected for their number, which is wider than the one drawn; where one "
+    "of several values is enough, it holds by that. Rises and falls are those of a straight line; "
+    "per cents are of the mean, unless they say of what. Where an axis of a figure is logarithmic, "
+    "so is what its *r* correlates; claims say what theirs do. Checks, which cannot fail where the "
+    "code is right, claims that are judged elsewhere as well, and questions of ours are not "
+    "counted."
 )
 _GREEK = {
     "alpha": "α",
@@ -29,7 +32,7 @@ _GREEK = {
     "lambda": "λ",
 }
 _SEEDS = re.compile(r"(\d+) seeds")  # in a note: the number of realisations that were judged
-_LINES = 12  # of a list that is not folded away
+_LINES, _FOLDED = 12, 0  # of a list that is not folded away
 _LETTERS = re.compile(rf"(?<![A-Za-z])({'|'.join(_GREEK)})(?![A-Za-z])")
 
 
@@ -38,7 +41,8 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
 
     Figures are expected beside the page, under the names they have in the store.
     """
-    head = [f"# {title}" if title else "", _summary(outcomes), _standing(outcomes), _LEGEND]
+    told = [_summary(outcomes), _why(outcomes), _standing(outcomes), _LEGEND]
+    head = [f"# {title}" if title else "", *told]
     return "\n\n".join(filter(None, [*head, *map(_section, outcomes)])) + "\n"
 
 
@@ -46,18 +50,33 @@ def page(outcomes: Sequence[Outcome], title: str = "") -> str:
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
-    """How many claims stand, in all and by study, and why others do not."""
+    """How many claims stand, in all and by study."""
     names = _names(outcomes)
     lines = [f"{_studies(outcomes)}{_all_counted(outcomes, names)}", ""]
-    lines.append(f"| study | {' | '.join(_column(name) for name in names)} | why not |")
-    lines.append(f"| --- |{' --- |' * len(names)} --- |")
+    lines.append(f"| study | {' | '.join(_column(name) for name in names)} |")
+    lines.append(f"| --- |{' --- |' * len(names)}")
     for outcome in outcomes:
         counts = [_brief(_count_of(outcome, name)) for name in names]
-        reason = outcome.reason if _refuted(outcome) and outcome.version == "full" else ""
         version = "" if outcome.version == "full" else f", {outcome.version}"
-        cells = (f"{outcome.heading}{version}", *counts, in_letters(reason))
-        lines.append(row_of(cells))
+        lines.append(row_of((f"{outcome.heading}{version}", *counts)))
     return "\n".join(lines)
+
+
+def _why(outcomes: Sequence[Outcome]) -> str:
+    """Why claims do not hold: each reason once, with the figures that it is of."""
+    figures: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for reason in _reasons(outcome):
+            figures.setdefault(reason, []).append(outcome.figure)
+    lines = [f"- {', '.join(names)}: {reason}" for reason, names in figures.items()]
+    return "\n\n".join(["**Why claims do not hold**", "\n".join(lines)]) if lines else ""
+
+
+def _reasons(outcome: Outcome) -> list[str]:
+    """Why claims of a study do not hold, if any does not; found with the full version."""
+    if outcome.version != "full" or not _refuted(outcome):
+        return []
+    return [in_letters(reason) for reason in outcome.reason.splitlines()]
 
 
 def _studies(outcomes: Sequence[Outcome]) -> str:
@@ -70,29 +89,37 @@ def _studies(outcomes: Sequence[Outcome]) -> str:
 
 
 def _standing(outcomes: Sequence[Outcome]) -> str:
-    """The claims that fail, by whether they do so in every reading or only in some."""
-    fail: list[str] = []
-    depend: list[str] = []
+    """The claims by what became of them in all readings; those that hold are folded away."""
+    lists: dict[str, list[str]] = {"fail": [], "depend": [], "open": [], "stand": []}
     for outcome in outcomes:
         for judged in outcome.claims:
-            verdicts = {finding.verdict for finding in judged.findings}
-            if judged.kind != "claim" or "does not hold" not in verdicts:
-                continue
-            lines = fail if len(verdicts) == 1 else depend
-            lines.append(
-                f"- {outcome.figure}: {in_letters(judged.text)} {_effects(judged, outcome)}"
-            )
+            if judged.kind == "claim":
+                line = f"- {outcome.figure}: {in_letters(judged.text)} {_effects(judged, outcome)}"
+                lists[_fate(judged)].append(line)
     several = any(len(outcome.readings) > 1 for outcome in outcomes)
-    where = " in any reading" if several else ""
-    parts = _listed(f"What does not hold{where}", fail)
-    return "\n\n".join(parts + _listed("What does not hold in one reading only", depend))
+    parts = [
+        *_listed(f"What does not hold{' in any reading' if several else ''}", lists["fail"]),
+        *_listed("What does not hold in one reading only", lists["depend"]),
+        *_listed(f"What is open{' in a reading' if several else ''}", lists["open"], _FOLDED),
+        *_listed(f"What holds{' in every reading' if several else ''}", lists["stand"], _FOLDED),
+    ]
+    return "\n\n".join(parts)
 
 
-def _listed(heading: str, lines: Sequence[str]) -> list[str]:
+def _fate(judged: Judged) -> str:
+    """What became of a claim in all readings: it stands, fails, is open, or depends on them."""
+    verdicts = {finding.verdict for finding in judged.findings}
+    if "does not hold" in verdicts:
+        return "fail" if len(verdicts) == 1 else "depend"
+    return "open" if "undecided" in verdicts else "stand"
+
+
+def _listed(heading: str, lines: Sequence[str], most: int = _LINES) -> list[str]:
     """Lines under a heading; a long list is to be opened, so that the summary fits a screen."""
-    if len(lines) <= _LINES:
+    if len(lines) <= most:
         return [f"**{heading}**", "\n".join(lines)] if lines else []
-    summary = f"<summary><b>{heading}</b>: {len(lines)} claims</summary>"
+    claims = "1 claim" if len(lines) == 1 else f"{len(lines)} claims"
+    summary = f"<summary><b>{heading}</b>: {claims}</summary>"
     return ["<details>", summary, "\n".join(lines), "</details>"]
 
 
@@ -155,8 +182,8 @@ def _section(outcome: Outcome) -> str:
         lines.append(f"![{told}]({facts.file}.png)")
     if outcome.version == "quick":
         lines.append("*The quick version: fewer and smaller runs than the paper's.*")
-    if outcome.reason and _refuted(outcome) and outcome.version == "full":
-        lines.append(f"Why claims do not hold: {in_letters(outcome.reason)}")
+    if reasons := _reasons(outcome):
+        lines.append(f"Why claims do not hold: {' '.join(reasons)}")
     counted = [judged for judged in outcome.claims if judged.kind == "claim"]
     others = [judged for judged in outcome.claims if judged.kind != "claim"]
     if counted:
@@ -228,7 +255,10 @@ def _number(value: float) -> str:
 
 
 def strip(finding: Finding) -> str:
-    """An interval as a line of characters: where the claim holds is shaded, the effect a dot."""
+    """An interval as a line of characters: where the claim holds is shaded, the effect a dot.
+
+    On which side of a margin an end of the interval lies is seen, however close it is.
+    """
     bounds = [bound for bound in (finding.bottom, finding.top) if bound is not None]
     points = [finding.low, finding.high, finding.effect, *bounds]
     edge = 0.15 * (max(points) - min(points)) or 1.0
@@ -241,10 +271,24 @@ def strip(finding: Finding) -> str:
     bottom = -1 if finding.bottom is None else cell(finding.bottom)
     top = _CELLS if finding.top is None else cell(finding.top)
     drawn = ["░" if bottom <= i <= top else "·" for i in range(_CELLS)]
-    for i in range(cell(finding.low), cell(finding.high) + 1):
+    first = _beside(cell(finding.low), finding.low, finding, bottom, top)
+    last = max(first, _beside(cell(finding.high), finding.high, finding, bottom, top))
+    for i in range(first, last + 1):
         drawn[i] = "━"
-    drawn[cell(finding.effect)] = "●"
+    drawn[min(max(cell(finding.effect), first), last)] = "●"
     return "".join(drawn)
+
+
+def _beside(cell: int, end: float, finding: Finding, bottom: int, top: int) -> int:
+    """The cell of an end of an interval, with one left free between it and a margin it is beyond.
+
+    ``bottom`` and ``top`` are the first and the last cell of where the claim holds.
+    """
+    if finding.bottom is not None:
+        cell = max(cell, bottom + 1) if end >= finding.bottom else min(cell, bottom - 2)
+    if finding.top is not None:
+        cell = min(cell, top - 1) if end <= finding.top else max(cell, top + 2)
+    return min(max(cell, 0), _CELLS - 1)
 
 
 def in_letters(text: str) -> str:
@@ -298,5 +342,5 @@ def _either(numbers: Sequence[int]) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, list):
-        return " and ".join(map(str, value))
+        return " and ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

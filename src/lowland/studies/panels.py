@@ -287,9 +287,31 @@ class Scatter:
             zorder=0,
         )
         power = f", slope {slope[0]:.2f}" if set(self.log) == {"x", "y"} else ""
-        x_text, side = (0.04, "left") if r > 0 else (0.96, "right")
-        text = f"$r$ = {r:.2f}{power}"
-        ax.text(x_text, 0.96, text, ha=side, va="top", transform=ax.transAxes)
+        left, low = _emptiest(ax, x, y, r)
+        ax.text(
+            *(0.04 if left else 0.96, 0.04 if low else 0.96),
+            f"$r$ = {r:.2f}{power}",
+            ha="left" if left else "right",
+            va="bottom" if low else "top",
+            transform=ax.transAxes,
+        )
+
+
+def _emptiest(ax: "Axes", x: np.ndarray, y: np.ndarray, r: float) -> tuple[bool, bool]:
+    """The corner with the fewest points: whether it is at the left, and at the bottom."""
+    points = ax.transAxes.inverted().transform(ax.transData.transform(np.column_stack([x, y])))
+    wide, high = 0.5, 0.15  # of a text, as shares of the axes
+
+    def crowd(corner: tuple[bool, bool]) -> int:
+        left, low = corner
+        across = points[:, 0] < wide if left else points[:, 0] > 1 - wide
+        up = points[:, 1] < high if low else points[:, 1] > 1 - high
+        return int((across & up).sum())
+
+    beside = r > 0  # the line leaves the upper left free where it rises
+    return min(
+        [(beside, False), (not beside, True), (not beside, False), (beside, True)], key=crowd
+    )
 
 
 Panel = Against | Kinds | Spectrum | Scatter

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowland.studies.claims import Test, between, correlated, on
-from lowland.studies.evidence import Column, Runs
+from lowland.studies.evidence import Column, Runs, words_of
 from lowland.studies.instances import convex, lambda_factor, on_instances
 from lowland.studies.intervals import Region
 from lowland.studies.panels import Against, Panel, Scatter
@@ -35,7 +35,7 @@ def ratio(measure: str, by: str) -> Numbers:
     def column(runs: Runs) -> np.ndarray:
         return runs.column(rescaled(measure, by)) / runs.column(rescaled(measure))
 
-    column.__name__ = f"{measure} rescaled by {by} over that as trained"
+    column.__name__ = f"{words_of(measure)} rescaled by {by} over that as trained"
     return column
 
 
@@ -68,7 +68,7 @@ def _changes(measure: str, where: dict[str, Any], by: str, sign: int = 1) -> Tes
         return sign * np.log10(ratio(measure, by)(runs))
 
     side = "larger" if sign > 0 else "smaller"
-    column.__name__ = f"powers of ten by which {measure} is {side} rescaled by {by}"
+    column.__name__ = f"powers of ten by which {words_of(measure)} is {side} rescaled by {by}"
     return on(where, between(column, 0.0, math.inf))
 
 
@@ -78,7 +78,7 @@ def changed(measure: str, by: str) -> Numbers:
     def column(runs: Runs) -> np.ndarray:
         return np.abs(np.log10(ratio(measure, by)(runs)))
 
-    column.__name__ = f"powers of ten by which {measure} changes rescaled by {by}"
+    column.__name__ = f"powers of ten by which {words_of(measure)} changes rescaled by {by}"
     return column
 
 
@@ -210,6 +210,7 @@ RESCALING = Study(
             "Larger weights before BatchNorm make the trace of the Hessian smaller.",
             "Sec. 1: scale dependence appears with normalisation layers",
             _changes(TRACE, _NORMED, "norms", -1),
+            kind="check",
         ),
     ),
     differences=(
@@ -254,8 +255,11 @@ ALGORITHM = Study(
     grid=_computed(5, [0.0, 0.5, 1.0], 100, "784-128-128-128-10"),
     quick=_computed(3, [0.0, 1.0], 10, "784-32-32-10"),
     panels=(
-        Scatter("algorithm_1.exact", "algorithm_1.sharpness", "Eq. 17, exact", "Algorithm 1"),
-        Scatter(SHARPNESS, _DIRECT, "Eq. 17", "Eq. 62"),
+        Scatter(
+            *("algorithm_1.exact", "algorithm_1.sharpness", "Eq. 17, exact", "Algorithm 1"),
+            by="label_noise",
+        ),
+        Scatter(SHARPNESS, _DIRECT, "Eq. 17", "Eq. 62", by="label_noise"),
     ),
     claims=(
         Claim(

@@ -184,6 +184,7 @@ _EQUATIONS = study_of(
             "In the 10 sharpest directions the Fisher diagonal is sigma_g^2, within 20 %.",
             "supplement: sigma_g^2 is about the mean squared gradient",
             between(gradient_over_sigma, 0.8, 1.2),
+            "restated",
         ),
         Claim(
             "In the 10 sharpest directions the Fisher diagonal is proportional to H_n.",
@@ -221,8 +222,8 @@ _EQUATIONS = study_of(
         ),
     ),
     reason="At a minimum the gradients at the training samples have all but vanished: in the "
-    "sharpest directions the Fisher diagonal is at most three thousandths of sigma_g^2. What is of "
-    "leading order in them is little beside what shifts of finite length do.",
+    "sharpest directions the Fisher diagonal is on average three thousandths of sigma_g^2 or less. "
+    "What is of leading order in them is little beside what shifts of finite length do.",
 )
 
 _ABOVE = [rate for rate in FULL.beyond if rate > max(FULL.rates)]
@@ -248,9 +249,11 @@ _RATES = study_of(
                 {"learning_rate": rate},
                 on(Runs.with_left_out, between(not_converged, 0.5, math.inf)),
             ),
+            "claim" if rate == min(_ABOVE) else "restated",
         )
         for rate in _ABOVE
     ),
+    reason="All networks reach the goal at 0.2, and all but one of 60 at 0.4; at 0.8 none does.",
 )
 
 STUDIES = (_EQUATIONS, _RATES)

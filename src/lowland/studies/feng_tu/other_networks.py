@@ -36,7 +36,7 @@ _S8 = study_of(
         *in_every_layer(by_sharpness, "batch_size", "rises", "S8"),
         *sparser("batch_size", "rises"),
     ),
-    reason=f"{SPARSER} {DEEPER}",
+    reason=f"{SPARSER}\n{DEEPER}",
 )
 
 _S9 = study_of(
@@ -46,7 +46,7 @@ _S9 = study_of(
     panels=tuple(panel for layer in LAYERS for panel in three_panels("decay", {}, layer)),
     claims=(*in_every_layer(by_size, "decay", "falls", "S9"), *grows_again()),
     differences=SQUARED,
-    reason=f"{GROWS_AGAIN} {DEEPER}",
+    reason=f"{GROWS_AGAIN}\n{DEEPER}",
 )
 
 _S10 = study_of(
@@ -110,11 +110,16 @@ _S11 = study_of(
     claims=(
         *claims_on(
             {},
-            ("The gap falls with alpha / B.", "S11C", on(_EIGHT, falls("eq11", _RATIO))),
-            ("The sharp part falls with alpha / B.", "S11C", on(_EIGHT, falls("sharp", _RATIO))),
-        ),
-        *claims_on(
-            {},
+            (
+                "The gap falls with alpha / B.",
+                "S11C, with 3C and 3F",
+                on(_EIGHT, falls("eq11", _RATIO)),
+            ),
+            (
+                "The sharp part falls with alpha / B.",
+                "S11C, with 3C and 3F",
+                on(_EIGHT, falls("sharp", _RATIO)),
+            ),
             (
                 "The size of the solution, sigma_w, does not change with alpha / B.",
                 "S11B, with 3B and 3E",
