@@ -12,8 +12,8 @@ def idx_bytes(array) -> bytes:
     return struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
 
 
-def write_idx(root, folder="MNIST", train=40, test=20, gz=True):
-    """A small data set of its own; returns what was written."""
+def write_idx(root, folder="MNIST", train=40, test=20, gz=True, alike=False):
+    """A small data set of its own; returns what was written. Alike: in a class, images are."""
     raw = root / folder / "raw"
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -21,6 +21,9 @@ def write_idx(root, folder="MNIST", train=40, test=20, gz=True):
     for part, count in (("train", train), ("t10k", test)):
         images = random.integers(256, size=(count, 28, 28), dtype=np.uint8)
         labels = (np.arange(count) % 10).astype(np.uint8)
+        if alike:  # a tenth of the pixels bright, as in a digit, and a little noise
+            patterns = np.random.default_rng(1).random((10, 28, 28)) < 0.1
+            images = images // 8 + (220 * patterns[labels]).astype(np.uint8)
         for stem, array in (("images-idx3", images), ("labels-idx1", labels)):
             name = f"{part}-{stem}-ubyte"
             replace(raw / (f"{name}.gz" if gz else name), idx_bytes(array))

@@ -4,17 +4,21 @@ import importlib
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from datafiles import write_cifar, write_idx
+from lowland.experiment import Configuration
+from lowland.experiment.subject import Subject
 from lowland.measures.measuring import Measurements
 from lowland.studies import field, find
 from lowland.studies.evidence import Runs
 from lowland.studies.trials import architecture, noise_escape, optimisers, pictures
 from lowland.sweep import Trial
+from lowland.training import train_many
 
 STUDIES = field.studies()
 
@@ -131,6 +135,34 @@ def test_originals_run_on_few_samples(study, monkeypatch, tmp_path):
             smaller(dict(run.settings)), run.seed
         )
         assert all(np.isfinite(v).all() for v in numbers.values() if v is not None)
+
+
+def original_configurations():
+    """Of each original reading the first of each way to train, at the first rate and batch."""
+    for study in STUDIES:
+        for reading in study.readings_of("original"):
+            ways = {}
+            for run in reading.original:
+                if isinstance(run, Configuration):
+                    way = (run.optimizer, run.decay, run.dropout, run.init_scale)
+                    ways.setdefault(way, run)
+            for way, run in ways.items():
+                yield pytest.param(run, id="-".join(map(str, (study.name, *way))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", list(original_configurations()))
+def test_originals_learn_with_their_own_rates(run, monkeypatch, tmp_path):
+    """A network of dead units would be left out of its study, and tell nothing."""
+    for folder in ("MNIST", "FashionMNIST"):
+        write_idx(tmp_path, folder, train=200, test=20, alike=True)
+    write_cifar(tmp_path, "data_batch_1", "test_batch", count=200)
+    monkeypatch.setenv("LOWLAND_DATA", str(tmp_path))
+    few = replace(run, batch_size=min(run.batch_size, 200), max_epochs=20, measures=())
+    subject = Subject.of(few)
+    (training,) = train_many([subject.model], [subject.train], [subject.settings])
+    assert training.failure is None
+    assert training.losses[-1] < 1.5  # of 2.3 where every class is as likely
 
 
 @pytest.mark.parametrize("module", [architecture, noise_escape, optimisers, pictures])

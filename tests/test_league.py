@@ -242,3 +242,9 @@ def test_the_study_has_a_table_and_a_page(store, tmp_path):
 def test_words_leave_out_what_is_not_defined(runs):
     text = told(league(runs.where(network="64-8-10"), "command", {}))
     assert "nan" not in text
+
+
+@pytest.mark.slow
+def test_words_say_where_rescalings_were_not_tried(runs):
+    text = told(league(runs.where(batch_size=20), "command", {}))
+    assert "| Path norm&ensp;? | " in text

@@ -89,7 +89,8 @@ def test_all_networks_have_their_intervals_and_some_are_computed_anew(opened: An
         for name in NAMES:
             expected = getattr(rank, name).value
             assert cells(opened, row, name) == pytest.approx(expected), (entry.name, name)
-        assert cells(opened, row, "worst") is None  # of all networks only
+        assert cells(opened, row, "worst") == pytest.approx(rank.worst)
+        assert cells(opened, row, "information") is None  # of all networks only
     good = np.array(league.values["good"])[chosen]
     gap = np.array(league.gaps["error_gap"])[chosen]
     assert cells(opened, 0, "kendall") == pytest.approx(stats.kendalltau(good, gap)[0])
@@ -97,6 +98,26 @@ def test_all_networks_have_their_intervals_and_some_are_computed_anew(opened: An
     choose(opened, "[data-setting=data]", "all")
     choose(opened, "[data-gap]", "gap in loss")
     assert cells(opened, 0, "worst") == pytest.approx(league.entries[0].ranks["gap"].worst)
+    assert_quiet(opened)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("data", "b"), ("width", 60), ("seed", 3)])
+def test_the_worst_environment_of_some_networks_is_that_of_the_table(
+    opened: Any, setting: str, value: Any
+) -> None:
+    league = made()
+    chosen = np.array([one == value for one in league.settings[setting]])
+    models = Models(np.array(league.gaps["gap"]), league.settings).those(chosen)
+    choose(opened, f"[data-setting={setting}]", str(value))
+    for row, entry in enumerate(league.entries):
+        values = np.array(league.values[entry.name], dtype=float)[chosen] * entry.sign
+        rank = models.rank(values)
+        worst = cells(opened, row, "worst")
+        if np.isnan(rank.worst):  # of each environment too few pairs
+            assert worst is None
+        else:
+            assert worst == pytest.approx(rank.worst)
+    choose(opened, f"[data-setting={setting}]", "all")
     assert_quiet(opened)
 
 

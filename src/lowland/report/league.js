@@ -10,13 +10,12 @@
   const pick = (name) => document.querySelector(`select[data-${name}]`);
   const filters = [...document.querySelectorAll("select[data-setting]")];
 
-  // Pairs of networks that differ in one setting alone, with its name; neither seeds nor data sets
-  // are for the one who trains to choose.
+  // Pairs of networks that differ in one setting alone, with its name.
   const alone = [];
   for (let i = 0; i < count; i++)
     for (let j = i + 1; j < count; j++) {
       const differ = names.filter((name) => settings[name][i] !== settings[name][j]);
-      if (differ.length === 1 && !["seed", "data"].includes(differ[0])) alone.push([i, j, differ[0]]);
+      if (differ.length === 1 && differ[0] !== "seed") alone.push([i, j, differ[0]]);
     }
 
   const mean = (numbers) => numbers.reduce((sum, x) => sum + x, 0) / numbers.length;
@@ -29,12 +28,28 @@
     });
     return sum / pairs;
   };
-  // The mean over settings of the mean over their pairs.
-  const granulated = (x, y, networks) => {
+  // The signs of all pairs, by what is said of each.
+  const grouped = (x, y, networks, key) => {
     const among = new Set(networks), signs = {};
     for (const [i, j, name] of alone)
-      if (among.has(i) && among.has(j)) (signs[name] ??= []).push(sign(x, y, i, j));
+      if (among.has(i) && among.has(j)) (signs[key(name, i, j)] ??= []).push(sign(x, y, i, j));
+    return signs;
+  };
+  // The mean over settings of the mean over their pairs; a data set is not for the one who trains
+  // to choose.
+  const granulated = (x, y, networks) => {
+    const { data, ...signs } = grouped(x, y, networks, (name) => name);
     return mean(Object.values(signs).map(mean));
+  };
+  // The lowest mean over pairs that differ in two values of one setting, five pairs or more.
+  const worst = (x, y, networks) => {
+    const environments = grouped(x, y, networks, (name, i, j) => `${name} ` + [i, j]
+      .map((k) => settings[name][k]).sort((a, b) => a - b).map((v) => choices[name][v])
+      .join(" or "));
+    return Object.entries(environments).filter(([, signs]) => signs.length >= 5)
+      .map(([where, signs]) => ({ value: mean(signs), where }))
+      .reduce((lowest, one) => one.value < lowest.value ? one : lowest,
+        { value: Infinity, where: "" });
   };
   const pearson = (x, y, networks) => {
     const own = networks.map((i) => x[i]), other = networks.map((i) => y[i]);
@@ -93,8 +108,9 @@
         put(cells[name], value, short(value));
       }
       put(cells.models, measured.length, String(measured.length));
-      put(cells.worst, whole ? rank.worst : null, rank.worst === null ? "" : short(rank.worst));
-      cells.worst.title = whole ? rank.worst_where : "";
+      const lowest = whole ? { value: rank.worst, where: rank.worst_where } : worst(x, y, measured);
+      put(cells.worst, lowest.value, lowest.value === null ? "" : short(lowest.value));
+      cells.worst.title = lowest.where;
       put(cells.information, whole ? rank.information : null,
         rank.information === null ? "" : rank.information.toFixed(3));
       if (whole) withInterval(cells.picks, entry.picked, 100);

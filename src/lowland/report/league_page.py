@@ -8,7 +8,7 @@ from lowland import __version__
 from lowland.reference.league import GAPS, League
 from lowland.report.page import show
 
-# Statistics of each measure: the first four the page computes anew for the networks chosen.
+# Statistics of each measure: the first five the page computes anew for the networks chosen.
 _COLUMNS = ("granulated", "kendall", "spearman", "pearson", "worst", "information", "picks")
 
 

@@ -169,8 +169,8 @@ def reproduce_all(
     for study in studies:
         if not study.readings_of(version):
             raise InputError(
-                f"{study.name} has no {version} version: it was not scaled down, or what it "
-                f"differs in cannot be made here; leave out --{version}"
+                f"{study.name} has no {version} version: it was not scaled down, or the paper's "
+                f"own networks and data were not built here; leave out --{version}"
             )
         check_writable(out / _folder(study.file, version))
     grids = {study.name: _runs_of(study, version) for study in studies}

@@ -149,7 +149,8 @@ STUDY = Study(
         "networks on CIFAR-10 and 100, Ainsworth et al. three hidden layers of 512 units on all of "
         "MNIST. Original: the latter. Others: `lowland landscape --path`, or `lowland.path`.",
         "The curve is trained for 1,500 batches of 128, longer than the networks; barriers "
-        "are largest heights over the chord, at 25 points.",
+        "are largest heights over the chord, at 25 points. In the figure, n counts these points on "
+        "the way.",
         "Quick: 300 digits of 8 x 8 pixels, widths 16 and 64, three pairs, 400 batches.",
     ),
 )

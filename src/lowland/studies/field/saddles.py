@@ -52,7 +52,7 @@ STUDY = Study(
             "spectrum/semicircle",
             "spectrum/eigenvalues",
             "quantile of the semicircle",
-            "of the eigenvalues",
+            "quantile of the eigenvalues",
             by="epochs",
             line=False,
         ),

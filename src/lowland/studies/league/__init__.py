@@ -21,7 +21,8 @@ _ENDORSED = (
     (
         "pac_bayes_magnitude",
         1,
-        "The larger the magnitude-aware PAC-Bayes ratio, the larger the gap.",
+        "The larger the magnitude-aware PAC-Bayes bound, the larger the gap (the survey's ratio is "
+        "its 1/sigma^2).",
     ),
     ("path_norm", 1, "The larger the path norm, the larger the gap."),
     ("vc_dimension", -1, "The larger the VC dimension, the smaller the gap."),

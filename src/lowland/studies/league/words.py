@@ -5,20 +5,25 @@ import math
 from lowland.reference.league import GAPS, Entry, Interval, League
 
 _MARK = "&ensp;⚠"  # of measures that rescalings move
+_OPEN = "&ensp;?"  # of measures of which that is not known
+_FOOLED = {True: _MARK, False: "", None: _OPEN}
 _TESTED = "&ensp;†"  # of measures that read test data
 _LEGEND = (
-    "A coefficient is 1 where the sharper of two networks always has the larger gap, -1 where "
-    "it never has. *Granulated*: the mean over settings of Kendall's coefficient over pairs that "
-    "differ in that setting alone (Jiang et al. 2020). *Worst*: its lowest value over two values "
-    "of one setting (Dziugaite et al. 2020). *Information*: the share of the gaps' order that the "
-    "measure tells beside any two settings. *Picks*: the change in test error, in points, where "
-    "the measure chooses among networks whose validation error is within a standard error of the "
-    "lowest; below 0 it helps. *Gradients*: the time that it took beside the others, in gradients "
-    "of the training loss; what several share, such as the eigenvalues of the Hessian, counts with "
-    "the first of them. In brackets 95 % intervals by bootstrap over networks. "
+    "A coefficient is 1 where the sharper of two networks always has the larger gap, -1 where it "
+    "never has; of the gradient noise scale and the total size by the duality, which have no "
+    "sharper side, the larger one is meant. *Granulated*: the mean over settings of Kendall's "
+    "coefficient over pairs that differ in that setting alone (Jiang et al. 2020). *Worst*: its "
+    "lowest value over two values of one setting (Dziugaite et al. 2020). *Information*: the "
+    "share of the gaps' order that the measure tells beside any two settings. *Picks*: the change "
+    "in test error, in points, where the measure chooses among networks whose validation error is "
+    "within a standard error of the lowest; below 0 it helps. *Gradients*: the time that it took "
+    "beside the others, in gradients of the training loss; what several share, such as the "
+    "eigenvalues of the Hessian, counts with the first of them. In brackets 95 % intervals by "
+    "bootstrap over networks. "
     f"Measures with{_MARK} are fooled: rescaling layers or units, which leaves the function as it "
-    f"is, moved them in networks of this very table. Those with{_TESTED} read test data: they "
-    "describe the gap rather than predict it, and stand last."
+    f"is, moved them in networks of this very table. With{_OPEN} it was too noisy to say, or not "
+    f"tried. Those with{_TESTED} read test data: they describe the gap rather than predict it, and "
+    "stand last."
 )
 
 
@@ -52,7 +57,7 @@ def _row(entry: Entry, gap: str) -> str:
     rank = entry.ranks[gap]
     worst = f"{rank.worst:.2f} ({rank.worst_where})" if rank.worst_where else "–"
     negative = " (negative)" if entry.sign < 0 else ""
-    marks = (_TESTED if entry.tested else "") + (_MARK if entry.fooled else "")
+    marks = (_TESTED if entry.tested else "") + _FOOLED[entry.fooled]
     cells = [
         f"{entry.title}{negative}{marks}",
         *(_shown(rank.granulated), worst, f"{rank.information:.3f}"),
