@@ -522,7 +522,9 @@ def test_what_fails_is_told_first_by_whether_it_does_so_in_every_reading():
         judged("It is only said again.", no, no, kind="restated"),
     )
     readings = tuple(Facts(**{**FACTS, "reading": name}) for name in ("printed", "demo"))
-    text = page([Outcome("some:fig1", "Rates", "full", claims, readings, "")])
+    outcome = Outcome("some:fig1", "Rates", "full", claims, readings, "")
+    assert "What is open" not in page([outcome])  # its table tells
+    text = page([outcome, Outcome("some:fig2", "Sizes", "full", (), readings, "")])
     start = text.index("**What does not hold in any reading**")
     middle = text.index("**What does not hold in one reading only**")
     still_open = text.index("<summary><b>What is open in a reading</b>: 1 claim</summary>")

@@ -89,7 +89,11 @@ def _studies(outcomes: Sequence[Outcome]) -> str:
 
 
 def _standing(outcomes: Sequence[Outcome]) -> str:
-    """The claims by what became of them in all readings; those that hold are folded away."""
+    """The claims by what became of them in all readings.
+
+    What is open and what holds is folded away, and left out where the page is of one study, whose
+    table tells.
+    """
     lists: dict[str, list[str]] = {"fail": [], "depend": [], "open": [], "stand": []}
     for outcome in outcomes:
         for judged in outcome.claims:
@@ -100,9 +104,11 @@ def _standing(outcomes: Sequence[Outcome]) -> str:
     parts = [
         *_listed(f"What does not hold{' in any reading' if several else ''}", lists["fail"]),
         *_listed("What does not hold in one reading only", lists["depend"]),
-        *_listed(f"What is open{' in a reading' if several else ''}", lists["open"], _FOLDED),
-        *_listed(f"What holds{' in every reading' if several else ''}", lists["stand"], _FOLDED),
     ]
+    if len(outcomes) > 1:
+        where = " in a reading" if several else "", " in every reading" if several else ""
+        parts += _listed(f"What is open{where[0]}", lists["open"], _FOLDED)
+        parts += _listed(f"What holds{where[1]}", lists["stand"], _FOLDED)
     return "\n\n".join(parts)
 
 
