@@ -121,7 +121,7 @@ def test_what_is_saved_is_what_is_loaded(made, tmp_path):
     assert list(out.parent.iterdir()) == [out]  # nothing is left beside it
 
 
-@pytest.mark.parametrize("name", some_fast("mlp-relu", "lenet", "tied"))
+@pytest.mark.parametrize("name", some_fast("mlp-relu", "tied"))
 def test_every_kind_of_model_gets_a_report(name, tmp_path):
     case = CASES[name]
     results = ll.analyze(case.problem(n=12), out=tmp_path / "out").results

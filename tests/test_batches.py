@@ -326,7 +326,7 @@ class Sentences(Dataset):
 def test_samples_that_make_no_batch_are_told_in_a_line(samples, words, workers):
     loader = DataLoader(samples, batch_size=2, num_workers=workers)
     with pytest.raises(InputError, match=f"the train loader cannot make a batch.*{words}") as told:
-        Batches(loader, "train")
+        Batches(loader, "train", 2)
     assert "\n" not in str(told.value)
 
 

@@ -113,6 +113,7 @@ def test_rescaled_networks_keep_the_total_and_move_what_is_inside(trained):
     assert units["sharp"] != pytest.approx(before["sharp"], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_algorithm_1_from_the_exact_diagonal_and_from_draws(trained):
     _, subject, _ = trained
     numbers = details.algorithm_1(subject)

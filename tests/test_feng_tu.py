@@ -373,6 +373,7 @@ def test_a_study_on_real_runs(tmp_path):
     assert np.isfinite(runs.column("layer_norm")).all()  # for Fig. 2B
 
 
+@pytest.mark.slow
 def test_the_equations_on_real_runs(tmp_path):
     """All that the claims ask for is recorded, in both readings; identities hold to rounding."""
     (study,) = (study for study in STUDIES if study.name == "feng-tu:equations")

@@ -28,6 +28,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_a_kind_is_the_plain_network_with_one_change():
     numbers = trial({**SMALL, "kind": "skip"}, 0)
     problem, training = trained({**SMALL, "skip": True}, 0)
@@ -39,6 +40,7 @@ def test_a_kind_is_the_plain_network_with_one_change():
     assert numbers["train_loss"] == pytest.approx(training.losses[-1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_stopping_early_ends_at_ten_times_the_loss():
     losses = [
         trial({**SMALL, "stop_loss": 0.1, "kind": k}, 0)["train_loss"]

@@ -320,6 +320,7 @@ class TestTransformers:
         assert_same(model, expected)
 
     # Torch warns that a hook on all modules also sees its wrapper, which is what it should.
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks")
     def test_sam_trainer_with_a_compiled_model(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer

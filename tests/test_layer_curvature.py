@@ -39,7 +39,11 @@ def test_softmax_regression_is_the_mean_of_kronecker_products():
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    "name", ["mlp-relu", "mlp-tanh", "mlp-gelu", "lenet", "conv1d", "resnet", "transformer"]
+    "name",
+    [
+        *("mlp-relu", "mlp-tanh", "mlp-gelu", "lenet", "conv1d", "resnet"),
+        pytest.param("transformer", marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_and_diagonals_equal_dense_autograd(name, loss):
     problem = CASES[name].problem(loss=loss)

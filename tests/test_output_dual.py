@@ -322,6 +322,7 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+@pytest.mark.slow
 def test_an_analysis_has_every_layer_of_a_recurrent_network():
     torch.manual_seed(0)
     problem = make(Recurrent(), 4, 3)

@@ -41,6 +41,7 @@ def test_every_setting_has_its_ends_and_a_middle(name):
     assert {run.dual for run in grid} == {"output"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "shape", "study"),
     [
