@@ -16,7 +16,7 @@ from lowland.studies.feng_tu.builder import (
 )
 from lowland.studies.feng_tu.columns import HIDDEN, LAYERS
 from lowland.studies.feng_tu.equations import grows_again, sparser
-from lowland.studies.feng_tu.grids import DEEP, only
+from lowland.studies.feng_tu.grids import DEEP, NOISY_CNN, only
 from lowland.studies.feng_tu.patterns import (
     by_sharpness,
     by_size,
@@ -56,15 +56,16 @@ _S10 = study_of(
     demo=False,
     panels=(
         *three_panels("init_scale", only("init_scale")),
-        *three_panels("label_noise", only("label_noise")),
+        *three_panels("label_noise", only("label_noise", seed=NOISY_CNN)),
     ),
     claims=(
         *by_size("init_scale", "rises", ["S10A", "S10B", "S10C"]),
-        *with_random_labels(only("label_noise"), "S10D", "S10E", "S10F"),
+        *with_random_labels(only("label_noise", seed=NOISY_CNN), "S10D", "S10E", "S10F"),
     ),
     images=(
         "The images are of CIFAR-10, from LOWLAND_DATA: 1,000 to train on and 1,000 to test on. "
-        "Ten realisations, for time, differ in initial weights and in the order of the data."
+        "Realisations, thirty with true labels and for time ten with random ones, differ in "
+        "initial weights and in the order of the data."
     ),
     differences=(
         *REPLACED,
@@ -75,6 +76,7 @@ _S10 = study_of(
         "images, the paper's N for MNIST, one that was tried stayed above a loss of 0.19 for 160 "
         "epochs and then lost all activity.",
     ),
+    reason="The sharp part is a tenth of the gap, and rises with s as well; why is not known.",
 )
 
 
