@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import lowland as ll
@@ -727,7 +728,7 @@ def test_masks_of_minus_infinity_in_buffers_are_measured(dtype):
 
 def pruned() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    torch.nn.utils.prune.random_unstructured(model[0], "weight", 0.5)
+    prune.random_unstructured(model[0], "weight", 0.5)
     return model
 
 
