@@ -76,7 +76,7 @@ def test_every_version_has_runs_for_every_claim(study, version):
 
 
 # Theories without a setting, networks that a trial cannot be told of, and figures of Feng & Tu.
-WITHOUT = {"architecture", "reparametrisation", "stability", "travel", "xor"}
+WITHOUT = {"architecture", "reparametrisation", "travel", "xor"}
 
 
 def test_what_was_scaled_down_has_an_original():

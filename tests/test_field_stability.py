@@ -7,7 +7,18 @@ from torch import nn
 
 from lowland.studies.evidence import Runs
 from lowland.studies.field.stability import STUDY
-from lowland.studies.trials.stability import LEFT, Minimum, Walk, alignment, descended, matrices
+from lowland.studies.trials import stability
+from lowland.studies.trials.stability import (
+    LEFT,
+    Factored,
+    Minimum,
+    Walk,
+    Whole,
+    alignment,
+    descended,
+    matrices,
+    noise,
+)
 
 
 def linear(inputs, targets):
@@ -31,13 +42,43 @@ def test_a_walk_without_noise_is_gradient_descent():
     assert (stays[-1] < stays[0]).all()
 
 
-def test_the_alignment_is_that_of_its_definition():
+def test_the_noise_is_that_of_its_definition():
     torch.manual_seed(0)
     gradients, root = torch.randn(1, 7, 4).double(), torch.randn(4, 4).double()
-    H, loss = root @ root.T, torch.tensor([0.3], dtype=torch.float64)
+    H = root @ root.T
     sigma = torch.cov(gradients[0].T, correction=0)
-    own = torch.trace(sigma @ H) / (2 * 0.3 * torch.trace(H @ H))
-    assert alignment(gradients, H, loss) == pytest.approx(float(own), rel=1e-12)
+    own = torch.trace(sigma @ H)
+    for hessian in (Whole(H), Factored(root.T)):
+        assert float(noise(gradients, hessian)) == pytest.approx(float(own), rel=1e-12)
+        assert hessian.norm == pytest.approx(float(H.norm()), rel=1e-12)
+        largest = float(torch.linalg.eigvalsh(H)[-1])
+        assert hessian.largest == pytest.approx(largest, rel=1e-12)
+
+
+def test_the_alignment_is_a_mean_over_walkers(monkeypatch):
+    """However few of their gradients are held at once."""
+    minimum = descended("mse", 0.5, 0)
+    walk, H = Walk(minimum), minimum.hessian
+    noisy = torch.randn(7, len(walk.start), generator=torch.Generator().manual_seed(0)).double()
+    walkers = walk.start + 0.01 * noisy
+    traces = torch.cat([noise(walk.sample_gradients(w[None]), H) for w in walkers])
+    own = traces.mean() / (2 * walk.losses(walkers).mean() * H.matrix.square().sum())
+    for held in (1, 2**27):
+        monkeypatch.setattr(stability, "_HELD", held)
+        assert alignment(walk, walkers, H) == pytest.approx(float(own), rel=1e-10)
+
+
+def test_at_a_small_loss_the_hessian_is_its_gauss_newton_part():
+    minimum = descended("mse", 1e-3, 0)
+    factored = stability._factored(minimum.model, minimum.inputs)
+    assert factored.norm == pytest.approx(minimum.hessian.norm, rel=0.003)
+    assert factored.largest == pytest.approx(minimum.hessian.largest, rel=0.003)
+
+
+def test_a_larger_network_is_taken_by_its_factor(monkeypatch):
+    monkeypatch.setattr(stability, "_WHOLE", 0)
+    assert isinstance(descended("mse", 0.5, 1).hessian, Factored)
+    descended.cache_clear()
 
 
 def test_sample_gradients_have_the_gradient_as_their_mean():

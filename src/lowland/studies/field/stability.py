@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 
@@ -73,10 +74,21 @@ def _slow_enough(runs: Runs) -> Runs:
 _CLOSE = "Wu et al. 2022: at low loss the matrix of outputs is nearly the Hessian"
 _LOWEST = {"function": _MATRICES, "goal": _GOALS[-1]}
 
+_LARGE: dict[str, Any] = {  # of the original
+    "data": "cifar10",
+    "per_class": 100,
+    "network": "3072-50-50-50-1",
+    "rate": 0.001,
+}
+
 STUDY = Study(
     name="stability",
     title="The Frobenius norm of the Hessian, and leaving minima (Wu et al. 2022, Wu and Su 2023)",
     grid=trials(_ESCAPE, factor=[*_BELOW, *_ABOVE], batch_size=_BATCHES, seed=range(5))
+    + trials(_MATRICES, loss=_LOSSES, goal=_GOALS, seed=range(5)),
+    original=trials(
+        _ESCAPE, factor=[*_BELOW, *_ABOVE], batch_size=_BATCHES, seed=range(5), **_LARGE
+    )
     + trials(_MATRICES, loss=_LOSSES, goal=_GOALS, seed=range(5)),
     quick=trials(_ESCAPE, factor=[0.5, 2.0], batch_size=_BATCHES, seed=range(3))
     + trials(_MATRICES, loss=_LOSSES, goal=[_GOALS[0], _GOALS[-1]], seed=range(3)),
@@ -169,7 +181,9 @@ STUDY = Study(
     differences=(
         "A network 64-20-1 without biases with the square loss on 50 digits, odd against even: the "
         "theory is about one output and the square loss. Minima are where gradient descent with "
-        "momentum has a loss of 0.001. The papers take networks with many layers on CIFAR-10.",
+        "momentum has a loss of 0.001. The papers take networks with many layers on CIFAR-10. "
+        "Original: 3072-50-50-50-1 on 1,000 images of CIFAR-10, sizes of our choice, with the "
+        "Gauss-Newton part for its Hessian; Fisher matrices are compared in the small network.",
         "From each, 50 walkers take up to 60 steps of SGD, at 0.5 to 2 times the rate at which "
         "the norm is the bound; one has left when its loss is 100 times that of the minimum. "
         "Samples of a batch are drawn with replacement.",

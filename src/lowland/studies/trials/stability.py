@@ -1,6 +1,7 @@
 """SGD started at a minimum: whether it leaves, and how fast; Fisher matrices against the Hessian.
 
-A network of 8 x 8 digits is small enough for whole matrices, in double precision.
+A network of 8 x 8 digits is small enough for whole matrices, in double precision. Of a larger one
+the Hessian is taken for its Gauss-Newton part, from the gradients of its outputs.
 """
 
 import functools
@@ -17,13 +18,15 @@ from lowland.data import load
 from lowland.problem import Problem
 from lowland.training import TrainingSettings, mlp, train
 
-HIDDEN = 20
+NETWORK = "64-20-1"
 PER_CLASS = 5
 WALKERS = 50  # that start at each minimum
 STEPS = 60
 LEFT = 100.0  # times the loss of the minimum: a walker above that has left
 _GOAL = 1e-3  # the loss of minima that walkers start at
 _RATE, _MOMENTUM = 0.1, 0.9  # of the gradient descent that finds the minima
+_WHOLE = 5_000  # weights of which the whole Hessian is computed
+_HELD = 2**27  # numbers of walkers' gradients that are held at once
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,71 @@ class Minimum:
     inputs: Tensor
     targets: Tensor
     problem: Problem
-    hessian: Tensor
+    hessian: "Whole | Factored"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A Hessian as a matrix."""
+
+    matrix: Tensor
+
+    def forms(self, vectors: Tensor) -> Tensor:
+        """``v^T H v`` of the last dimension."""
+        return ((vectors @ self.matrix) * vectors).sum(-1)
+
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm."""
+        return float(self.matrix.norm())
+
+    @property
+    def largest(self) -> float:
+        """The largest eigenvalue."""
+        return float(torch.linalg.eigvalsh(self.matrix)[-1])
+
+
+@dataclass(frozen=True)
+class Factored:
+    """``A^T A`` by its factor, a row for each sample: all of it is in ``A A^T`` as well."""
+
+    factor: Tensor
+
+    def forms(self, vectors: Tensor) -> Tensor:
+        """``v^T H v`` of the last dimension."""
+        return (vectors @ self.factor.T).square().sum(-1)
+
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm."""
+        return float((self.factor @ self.factor.T).norm())
+
+    @property
+    def largest(self) -> float:
+        """The largest eigenvalue."""
+        return float(torch.linalg.eigvalsh(self.factor @ self.factor.T)[-1])
 
 
 @functools.lru_cache(maxsize=8)  # the trials of a seed share their minimum
-def descended(loss: str, goal: float, seed: int) -> Minimum:
+def descended(
+    loss: str,
+    goal: float,
+    seed: int,
+    *,
+    data: str = "digits",
+    per_class: int = PER_CLASS,
+    network: str = NETWORK,
+    rate: float = _RATE,
+) -> Minimum:
     """Where gradient descent, with all data in a batch, first has a loss below the goal."""
-    inputs, labels = load("digits", per_class=PER_CLASS, seed=seed).train
-    inputs = inputs.double()
-    # The theory is about the square loss of one output: here 1 for odd digits, and -1 for even.
+    inputs, labels = load(data, per_class=per_class, seed=seed).train
+    inputs = inputs.double().flatten(1)
+    # The theory is about the square loss of one output: here 1 for odd labels, and -1 for even.
     targets = 2.0 * (labels[:, None] % 2).double() - 1 if loss == "mse" else labels
-    model = mlp((64, HIDDEN, 1 if loss == "mse" else 10), seed=seed).double()
+    *sizes, _ = map(int, network.split("-"))
+    model = mlp((*sizes, 1 if loss == "mse" else 10), seed=seed).double()
     settings = TrainingSettings(
-        learning_rate=_RATE,
+        learning_rate=rate,
         momentum=_MOMENTUM,
         batch_size=len(inputs),
         stop_loss=goal,
@@ -55,14 +110,31 @@ def descended(loss: str, goal: float, seed: int) -> Minimum:
     )
     train(model, (inputs, targets), settings, loss=loss)
     problem = Problem(model, loss, train=(inputs, targets))
-    return Minimum(model, inputs, targets, problem, _whole(hessian(problem)))
+    small = sum(p.numel() for p in model.parameters()) <= _WHOLE
+    curvature = Whole(_whole(hessian(problem))) if small else _factored(model, inputs)
+    return Minimum(model, inputs, targets, problem, curvature)
 
 
 def _whole(operator: Any) -> Tensor:
     return operator @ torch.eye(operator.size, dtype=torch.float64)
 
 
+def _factored(model: nn.Module, inputs: Tensor) -> Factored:
+    """The Gauss-Newton matrix of one output, by the square loss: ``2/N sum_k df_k df_k^T``."""
+    named = {name: p.detach() for name, p in model.named_parameters()}
+
+    def output(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, weights, (x[None],)).squeeze()
+
+    slopes = vmap(grad(output), (None, 0))(named, inputs)
+    rows = torch.cat([slopes[name].flatten(1) for name in named], dim=1)
+    return Factored(rows * math.sqrt(2 / len(inputs)))
+
+
 # --- walkers, and the bound ----------------------------------------------------------------------
+
+
+_PLACE = ("data", "per_class", "network", "rate")
 
 
 class Walk:
@@ -109,31 +181,34 @@ class Walk:
         return torch.stack(history), within, end
 
 
-def alignment(gradients: Tensor, hessian: Tensor, losses: Tensor) -> float:
-    """Wu et al.'s mu, ``tr(Sigma H) / (2 L |H|_F^2)``, with numerator and L as means over walkers.
+def noise(gradients: Tensor, hessian: Whole | Factored) -> Tensor:
+    """``tr(Sigma H)`` at every walker; Sigma is the covariance of samples' gradients.
 
-    Sigma is the covariance of samples' gradients, which are (walkers, samples, weights).
+    These are (walkers, samples, weights).
     """
-    mean = gradients.mean(1)
-    each = ((gradients @ hessian) * gradients).sum(2).mean(1) - ((mean @ hessian) * mean).sum(1)
-    return float(each.mean() / (2 * losses.mean() * hessian.square().sum()))
+    return hessian.forms(gradients).mean(1) - hessian.forms(gradients.mean(1))
+
+
+def alignment(walk: "Walk", walkers: Tensor, hessian: Whole | Factored) -> float:
+    """Wu et al.'s mu, ``tr(Sigma H) / (2 L |H|_F^2)``; numerator and L are means over walkers."""
+    many = max(1, _HELD // (len(walk.data[0]) * walkers.shape[1]))
+    each = [noise(walk.sample_gradients(some), hessian) for some in walkers.split(many)]
+    return float(torch.cat(each).mean() / (2 * walk.losses(walkers).mean() * hessian.norm**2))
 
 
 def escape(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     """SGD from a minimum at ``factor`` times the rate at which the bound is reached.
 
     The bound on the Frobenius norm of the Hessian is ``sqrt(B / mu) / rate``: beyond, the mean loss
-    grows by a factor of at least ``rate^2 mu |H|_F^2 / B = factor^2`` a step.
+    grows by a factor of at least ``rate^2 mu |H|_F^2 / B = factor^2`` a step. ``data``,
+    ``per_class``, ``network`` and the ``rate`` of descent say which minimum.
     """
-    minimum = descended("mse", _GOAL, seed)
+    place = {name: settings[name] for name in _PLACE if name in settings}
+    minimum = descended("mse", _GOAL, seed, **place)
     walk, H = Walk(minimum), minimum.hessian
     batch, factor = settings["batch_size"], settings["factor"]
-
-    def mu(walkers: Tensor) -> float:
-        return alignment(walk.sample_gradients(walkers), H, walk.losses(walkers))
-
-    start = mu(walk.start[None])
-    rate = factor * math.sqrt(batch / start) / float(H.norm())
+    start = alignment(walk, walk.start[None], H)
+    rate = factor * math.sqrt(batch / start) / H.norm
     history, walkers, end = walk.steps(rate, batch, seed)
     growth = float((history[end].mean() / history[0].mean()).log()) / end
     return {
@@ -141,10 +216,10 @@ def escape(settings: dict[str, Any], seed: int) -> dict[str, Any]:
         "growth": growth,
         "growth_beyond_bound": growth - 2 * math.log(factor),
         "alignment": start,
-        "alignment_at_end": mu(walkers),
-        "frobenius_norm": float(H.norm()),
+        "alignment_at_end": alignment(walk, walkers, H),
+        "frobenius_norm": H.norm,
         # Above 1 gradient descent leaves as well, at this rate.
-        "rate_of_descent": rate * float(torch.linalg.eigvalsh(H)[-1]) / 2,
+        "rate_of_descent": rate * H.largest / 2,
     }
 
 
@@ -158,7 +233,7 @@ def matrices(settings: dict[str, Any], seed: int) -> dict[str, Any]:
     the empirical Fisher matrix, ``1/N sum_k dl_k dl_k^T``.
     """
     minimum = descended(settings["loss"], settings["goal"], seed)
-    H = minimum.hessian
+    H = _whole(hessian(minimum.problem))
     numbers: dict[str, Any] = {}
     for name, operator in (("outputs", ggn), ("losses", fisher)):
         F = _whole(operator(minimum.problem))
