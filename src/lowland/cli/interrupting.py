@@ -27,7 +27,13 @@ def noticed() -> None:
 
 @contextlib.contextmanager
 def listening(signals: set[int]) -> Iterator[None]:
-    """Hear these signals in a thread: the second that goes unnoticed ends the process at once."""
+    """Hear these signals in a thread: the second that goes unnoticed ends the process at once.
+
+    Elsewhere than on POSIX systems pipes cannot be told of signals, and they wait.
+    """
+    if os.name != "posix":
+        yield
+        return
     hearing, writing = os.pipe()
     os.set_blocking(writing, False)
     threading.Thread(target=_listen, args=(hearing, signals), daemon=True).start()
