@@ -61,3 +61,4 @@ def _listen(hearing: int, signals: set[int]) -> None:
             complain("stopped at once; what was under way is lost")
             os._exit(128 + received[0])
         complain("stopping when this step ends; a second interrupt ends it at once")
+    os.close(hearing)
