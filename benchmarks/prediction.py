@@ -88,14 +88,15 @@ def gpt2() -> ll.Problem:
     return ll.Problem(model.eval(), train=train, test=test)
 
 
-# From the seconds of each measure that `--cpu --budget 11m resnet18-16` recorded.
+# From the seconds of each measure that `--cpu --budget 11m resnet18-16` recorded; the PAC-Bayes
+# bounds, which take fewer passes since, from `resnet18-16`.
 _LIMIT = (
     "The aim of 200 gradients for all of ResNet-18 of width 16 is missed. What sets the limit, in",
     "gradients, where the budget has room for the spectral pass on all samples: this pass 63 (some",
     "32 columns of the Hessian, each with six convolutions for the three of a gradient), the exact",
-    "diagonals and what is added to them for the trace 25, two PAC-Bayes bounds 33 (100 forward",
+    "diagonals and what is added to them for the trace 25, two PAC-Bayes bounds 19 (50 forward",
     "passes), two searches for the worst weights of a box 24, two averages over noise 21, two",
-    "ascents 10, widths 8: 187 for the measures. The split of a layer, whether it is a minimum and",
+    "ascents 10, widths 8: 173 for the measures. The split of a layer, whether it is a minimum and",
     "the landscape take about 100 more.",
 )
 
