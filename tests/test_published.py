@@ -123,5 +123,9 @@ def test_verdicts_follow_from_the_published_numbers(study):
                 assert numbers(cell) == expected, claim.text
 
 
-def test_nearly_all_of_them_can_be_rechecked():
-    assert not RECHECKED or np.mean(RECHECKED) > 0.9, f"{np.mean(RECHECKED):.1%}"
+def test_nearly_all_of_them_can_be_rechecked_as_the_docs_say():
+    if len(RECHECKED) != sum(len(s.claims) * len(s.readings_of("full")) for s in STUDIES):
+        pytest.skip("some studies were not asked for")
+    assert np.mean(RECHECKED) > 0.9
+    words = " ".join((PAGES / "index.md").read_text(encoding="utf-8").split())
+    assert f"for {sum(RECHECKED):,} of the {len(RECHECKED):,} verdicts of all pages" in words
