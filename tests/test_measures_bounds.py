@@ -17,6 +17,7 @@ from lowland.measures import pac_bayes_optimised
 from lowland.measures.matrix_normalized_sharpness import matrix_normalized_sharpness
 from lowland.measures.normalized_sharpness import normalized_sharpness
 from lowland.measures.normalized_sharpness_direct import normalized_sharpness_direct
+from lowland.measures.pac_bayes_magnitude import _crossing
 from lowland.measures.shared.balancing import balance
 from lowland.measures.shared.noisy_weights import averages, kl_inverse
 from lowland.problem import Problem
@@ -485,6 +486,17 @@ class TestMagnitude:
         for name in ("pac_bayes", "pac_bayes_magnitude"):
             a, b = (ll.measure(p, name)[name] for p in (trained, moved))
             assert abs(a.value - b.value) <= 4 * math.hypot(a.stderr, b.stderr)
+
+    @pytest.mark.parametrize("grain", [1e-12, 1e-4, 4e-3, 1e-2])
+    def test_the_steepness_is_not_that_of_rounding(self, grain):
+        """The error bar is divided by it."""
+
+        def over(log_sigma: float) -> float:
+            return grain * (math.floor(2 * (log_sigma + 1.3) / grain) + 0.5)
+
+        log_sigma, steepness = _crossing(over)
+        assert log_sigma == pytest.approx(-1.3, abs=grain + 1e-5)
+        assert steepness == pytest.approx(2, rel=0.2)
 
     @pytest.mark.parametrize("factor", [1e2, 1e4, 1e6])
     def test_a_loss_of_any_size_has_a_sigma_or_says_why_not(self, factor):

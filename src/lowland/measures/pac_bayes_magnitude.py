@@ -26,6 +26,7 @@ _CLOSE = 1e-5  # relative distance from the rise that counts as none
 _ROUNDING = 1e-2  # and where a loss is so large that its rounding is more
 _QUADRATIC = 2.0  # the power of sigma that a small rise goes with
 _FARTHEST = math.log(2)  # that a step goes on the scale of log sigma
+_LONG = 1e-2  # a step there that tells the steepness
 _LEAST, _MOST = 1e-6, 1e3  # what counts as a rise; more is cut off, also what overflows
 _RANGE = 2.0**-20, 2.0**20
 
@@ -100,11 +101,12 @@ def _crossing(over: Callable[[float], float]) -> tuple[float, float]:
     two, and never beyond points on either side of the crossing that are known already.
     """
     log_sigma, height, steepness = 0.0, over(0.0), _QUADRATIC
+    seen = _QUADRATIC  # the steepness by the last step that is long beside the rounding of losses
     below, above = -math.inf, math.inf
     for _ in range(_MOST_EVALUATIONS):
         # Beside a crossing that is this well known, the height is the rounding of the losses.
         if abs(height) <= _CLOSE or (above - below <= _CLOSE and abs(height) <= _ROUNDING):
-            return log_sigma, steepness
+            return log_sigma, seen
         below, above = (below, log_sigma) if height > 0 else (log_sigma, above)
         if above < math.log(_RANGE[0]):
             raise InputError(
@@ -125,6 +127,8 @@ def _crossing(over: Callable[[float], float]) -> tuple[float, float]:
         steepness = (height - before) / (log_sigma - last)
         if not steepness > _QUADRATIC / 10:  # where it falls or is level, a secant leads astray
             steepness = _QUADRATIC
+        elif abs(log_sigma - last) > _LONG:
+            seen = steepness
     raise InputError(
         f"the training loss under noise does not tell where it rises by {_RISE}: it jumps there, "
         "or is so large that its rounding does; double precision may help, Problem(dtype=...)"
