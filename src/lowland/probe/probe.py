@@ -2,6 +2,7 @@
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,6 +214,9 @@ class Probe:
         if self._others:
             rows = measure(self.problem, self._others)
             scalars |= {name: row.value for name, row in rows.items()}
+            for name, row in rows.items():
+                if row.value is None:  # by default Python shows each text once
+                    warnings.warn(f"the probe has no {name}: {row.reason}", stacklevel=4)
         return {
             f"lowland/{name}": float(scalars[name])  # type: ignore[arg-type]
             for name in self._names()

@@ -237,7 +237,7 @@ class Problem(Evaluation):
         return self._network.copied()
 
     def check_tensors(self) -> None:
-        """Raise an error if weights or statistics are no numbers, as in a training that diverged."""
+        """Raise an error if weights or statistics are no numbers, as after a divergence."""
         check_tensors(self.model)
 
     def check_whole(self) -> None:

@@ -92,5 +92,9 @@ def _checksum(t: Tensor) -> int:
         t = t.to_dense()
     if t.numel() == 0 or t.is_meta:
         return 0
-    flat = t.resolve_conj().resolve_neg().contiguous().view(-1)
-    return zlib.crc32(flat.view(torch.uint8).cpu().numpy().data)
+    try:
+        array = t.numpy()
+    except (TypeError, RuntimeError):  # on another device, or numbers that NumPy does not have
+        flat = t.resolve_conj().resolve_neg().contiguous().view(-1)
+        array = flat.view(torch.uint8).cpu().numpy()
+    return zlib.crc32(np.ascontiguousarray(array).data)
