@@ -8,7 +8,7 @@ from lowland.curvature.layer_search import layer as layer_named
 from lowland.curvature.sample_factors import Factors, Kind, Term, check_kind, factors
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import ONE_AT_A_TIME, Problem, differentiating
 
 # Numbers in flight in one step of a product; more only leaves the cache.
 _CHUNK = 1 << 24
@@ -64,7 +64,9 @@ class LayerBlock:
 
     def _renew(self) -> None:
         """Take the factors anew if the problem has changed."""
-        if self.problem.changed_since(self._state):
+        with ONE_AT_A_TIME:
+            if not self.problem.changed_since(self._state):
+                return
             self.__dict__.update(vars(layer_operator(self.problem, self.layer.name, self.kind)))
 
 

@@ -28,7 +28,7 @@ from lowland.curvature.second_derivatives import (
 from lowland.curvature.trials import losses_in_double
 from lowland.distributed import most, total
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating, graph_bytes
+from lowland.problem import ONE_AT_A_TIME, Problem, differentiating, graph_bytes
 
 
 class Curvature(ABC):
@@ -132,8 +132,9 @@ class Curvature(ABC):
                 f"a product needs a vector ({self.size},) or columns ({self.size}, k) as a tensor; "
                 f"got {came}"
             )
-        if self.problem.changed_since(self._state):
-            self._prepare()
+        with ONE_AT_A_TIME:
+            if self.problem.changed_since(self._state):
+                self._prepare()
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
         directions = [
             columns[where].T.reshape(-1, *p.shape)  # (k, *shape), whole in memory
