@@ -71,7 +71,9 @@ def test_products_are_those_of_a_copy(both):
     # In the same chunks of samples: as many as have graphs that fit this memory.
     whole = copied.train.take(slice(None))
     train = whole.inputs, whole.targets
-    alike = Problem(here.model, train=train, batch_size=here._graph_samples)
+    alike = Problem(
+        here.model, train=train, batch_size=here.found("samples of graphs", pytest.fail)
+    )
     expected, expected_slopes = alike.gradient()
     assert loss == expected
     torch.testing.assert_close(slopes, expected_slopes, rtol=0, atol=0)

@@ -9,8 +9,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +30,6 @@ _AT_FIRST = 4  # of them: most of what is no joint shows at once
 # Joints are tried with factors between 1/30 and 30: what is nearly linear near 0, as tanh, is not
 # there. If larger factors are asked for, with those.
 _REACH = 30.0
-
-_JOINTS: "WeakKeyDictionary[Problem, dict[Any, list[Joint]]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -286,14 +283,9 @@ def _norms(problem: Problem) -> list[tuple[Layer, Layer]]:
 def joints(problem: Problem, reach: float = _REACH) -> list[Joint]:
     """All joints whose units can be rescaled; each was tried on some samples.
 
-    Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``. They are
-    looked for once, as long as the weights stay the same.
+    Each unit is tried with a factor of its own, between ``1 / reach`` and ``reach``.
     """
-    weights = tuple((p.data_ptr(), p._version) for p in problem.params.values())
-    every, case = _JOINTS.setdefault(problem, {}), (reach, weights)
-    if case not in every:
-        every[case] = _found_joints(problem, reach)
-    return every[case]
+    return problem.found((joints, reach), lambda: _found_joints(problem, reach))
 
 
 def _found_joints(problem: Problem, reach: float) -> list[Joint]:

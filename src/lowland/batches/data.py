@@ -106,6 +106,13 @@ class Batches:
             )
         return self._targets
 
+    def held(self) -> list[Any]:
+        """Return what the data consists of: its tensors, or what they are read from."""
+        parts = self._parts if isinstance(self._parts, list) else []
+        whole = parts if self._whole is None else [self._whole]
+        tensors = [t for p in whole for t in (*pytree.tree_leaves(p.inputs), p.targets)]
+        return tensors or [self._parts]
+
     def target_chunks(self) -> Iterator[Tensor]:
         """All targets in order, as many at a time as are at hand."""
         if self._targets is not None:

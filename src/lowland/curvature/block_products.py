@@ -8,8 +8,7 @@ turn are confirmed by differences of gradients. Otherwise products are done colu
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -148,9 +147,6 @@ def _slope(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
     return torch.autograd.grad(loss, leaf, materialize_grads=True)[0]
 
 
-_CONFIRMED: WeakKeyDictionary[Problem, dict[Any, tuple[int, int] | None]] = WeakKeyDictionary()
-
-
 def confirmed(
     problem: Problem,
     params: dict[str, Tensor],
@@ -158,14 +154,15 @@ def confirmed(
     single: Callable[[Batch], BatchProduct],
 ) -> Tapes | None:
     """Tapes for these parameters, if single products on the first samples confirm them."""
-    verdicts, case = _CONFIRMED.setdefault(problem.whole, {}), (matrix, *params)
     tapes = Tapes(problem, params, matrix, single)
-    if case not in verdicts:
+
+    def look() -> tuple[int, int] | None:
         try:
-            verdicts[case] = _compared(tapes)
+            return _compared(tapes)
         except Exception:  # whatever it is, single products work or say what is the matter
-            verdicts[case] = None
-    sizes = verdicts[case]
+            return None
+
+    sizes = problem.whole.found((confirmed, matrix, *params), look)
     return sizes and replace(tapes, sample_bytes=sizes[0], tangent_bytes=sizes[1])
 
 

@@ -8,7 +8,7 @@ from lowland.curvature.layer_search import layer as layer_named
 from lowland.curvature.sample_factors import Factors, Kind, Term, check_kind, factors
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import ONE_AT_A_TIME, Problem, differentiating
 
 # Numbers in flight in one step of a product; more only leaves the cache.
 _CHUNK = 1 << 24
@@ -29,12 +29,13 @@ class LayerBlock:
         self.dtype, self.device = problem.dtype, problem.device
         self.slices = {layer.parameter: slice(0, self.size)}
         self._count = problem.count()
-        self._parts = parts
+        self._parts, self._state = parts, problem.state
 
     def __repr__(self) -> str:
         return f"LayerBlock({self.layer.name!r}, {self.kind}, size={self.size:,})"
 
     def __matmul__(self, V: Tensor) -> Tensor:
+        self._renew()
         weights = self.layer.matrix(V.reshape(self.size, -1))  # (G, out, in, k)
         sums = torch.zeros_like(weights)
         for part in self._parts:
@@ -53,12 +54,20 @@ class LayerBlock:
 
     def diagonal(self) -> Tensor:
         """The exact diagonal, (size,), in float64."""
+        self._renew()
         sums = torch.stack([p.diagonal_sum().double() for p in self._parts]).sum(0)
         return total(sums) / self._count
 
     def trace(self) -> float:
         """The exact trace."""
         return float(self.diagonal().sum())
+
+    def _renew(self) -> None:
+        """Take the factors anew if the problem has changed."""
+        with ONE_AT_A_TIME:
+            if not self.problem.changed_since(self._state):
+                return
+            self.__dict__.update(vars(layer_operator(self.problem, self.layer.name, self.kind)))
 
 
 def _outer_products(term: Term, A: Tensor, weights: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ that are reversed or scaled, and for what a forward pass detaches although it de
 """
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -36,36 +35,35 @@ _ALONE = (
     "memory=... for as many at once"
 )
 
-_WRONG: WeakKeyDictionary[Problem, dict[str, str]] = WeakKeyDictionary()
-# Those that could be compared, in every parameter: their backward passes are right.
-_COMPARED: WeakSet[Problem] = WeakSet()
-_ASKED_ALONE: WeakSet[Problem] = WeakSet()
-
 
 def wrong_gradients(problem: Problem) -> dict[str, str]:
     """The parameters by which torch's gradient is not that of the loss, and why, in words."""
-    problem = problem.whole
-    if problem not in _WRONG:
-        with problem.measuring():
-            _WRONG[problem] = _wrong(problem)
-    return _WRONG[problem]
+    return _seen(problem)[0]
 
 
 def is_differentiated(problem: Problem) -> bool:
     """Whether differences confirm torch's gradient by every parameter."""
-    return not wrong_gradients(problem) and problem.whole in _COMPARED
+    wrong, compared = _seen(problem)
+    return not wrong and compared
 
 
-def _wrong(problem: Problem) -> dict[str, str]:
-    tried = trials(problem)
-    for _, batch in tried:
-        if len(batch) == 1:
-            check_alone(problem, batch)
-    every = [_refuted(problem, losses_in_double(problem, b), weights) for weights, b in tried]
-    if None not in every:
-        _COMPARED.add(problem)
-    wrong = {name: _ANOTHERS for names in every for name in names or ()}
-    return wrong | dict.fromkeys(_not_added(problem, tried[0][0]), _SCALED)
+def _seen(problem: Problem) -> tuple[dict[str, str], bool]:
+    """Return the wrong gradients, and whether every parameter's could be compared."""
+    problem = problem.whole
+
+    def look() -> tuple[dict[str, str], bool]:
+        problem.check_tensors()
+        with problem.measuring():
+            tried = trials(problem)
+            for _, batch in tried:
+                if len(batch) == 1:
+                    check_alone(problem, batch)
+            every = [_refuted(problem, losses_in_double(problem, b), at) for at, b in tried]
+            wrong = {name: _ANOTHERS for names in every for name in names or ()}
+            wrong |= dict.fromkeys(_not_added(problem, tried[0][0]), _SCALED)
+            return wrong, None not in every
+
+    return problem.found(wrong_gradients, look)
 
 
 def check_gradient(problem: Problem, scalar: Scalar, params: dict[str, Tensor]) -> None:
@@ -175,16 +173,19 @@ def check_alone(problem: Problem, sample: Batch) -> None:
     (BatchNorm's backward pass in eval mode) read some orders wrongly. The sample is compared with
     twice itself, once for a problem: all other batches are of the kind that differences confirm.
     """
-    if problem.whole in _ASKED_ALONE:
-        return
-    pair = sample.map(lambda t: torch.cat([t, t]))
-    with problem.measuring():
-        alone, together = (_derivatives(problem, batch) for batch in (sample, pair))
-    allowed = torch.finfo(problem.dtype).eps ** 0.5
-    for one, two in zip(alone, together, strict=False):
-        if float((2 * one - two).norm()) > allowed * float(two.norm()):
-            raise InputError(_ALONE)
-    _ASKED_ALONE.add(problem.whole)
+
+    def differs() -> bool:
+        pair = sample.map(lambda t: torch.cat([t, t]))
+        with problem.measuring():
+            alone, together = (_derivatives(problem, batch) for batch in (sample, pair))
+        allowed = torch.finfo(problem.dtype).eps ** 0.5
+        return any(
+            float((2 * one - two).norm()) > allowed * float(two.norm())
+            for one, two in zip(alone, together, strict=False)
+        )
+
+    if problem.whole.found(check_alone, differs):
+        raise InputError(_ALONE)
 
 
 def _derivatives(problem: Problem, batch: Batch) -> list[Tensor]:

@@ -8,7 +8,6 @@ the same ``u . J v``; otherwise J v comes from differences.
 
 from collections.abc import Callable
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -36,16 +35,11 @@ _ALIKE = 1e-6  # how far apart, relative to their size, the two ways to u . J v 
 _ROUNDING = 1e-12  # relative to the largest of all parameters
 _STEPS, _STEADY = (1e-6, 1e-7), 1e-3  # of differences, and what they may depend on them
 
-_CHOSEN: WeakKeyDictionary[Problem, dict[str, Way]] = WeakKeyDictionary()
-
 
 def jacobian_way(problem: Problem, middle: Outputs) -> Way:
     """Two backward passes if they are right, otherwise differences of the outputs."""
     problem = problem.whole
-    chosen = _CHOSEN.setdefault(problem, {})
-    if middle.__name__ not in chosen:
-        chosen[middle.__name__] = _right(problem, middle)
-    return chosen[middle.__name__]
+    return problem.found((jacobian_way, middle), lambda: _right(problem, middle))
 
 
 def _right(problem: Problem, middle: Outputs) -> Way:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -122,15 +121,10 @@ def _reached(problem: Problem, batch: Batch, names: list[str]) -> list[str]:
     return [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
 
 
-_SIGHTS: WeakKeyDictionary[Problem, _Sight] = WeakKeyDictionary()
-
-
 def _sight(problem: Problem) -> _Sight:
     if problem.loss.needs_model == problem.base.loss.needs_model:
         problem = problem.base  # what the model does with its parameters is the same for any loss
-    if problem not in _SIGHTS:
-        _SIGHTS[problem] = _Sight(problem)
-    return _SIGHTS[problem]
+    return problem.found(_Sight, lambda: _Sight(problem))
 
 
 def parameters(problem: Problem) -> dict[str, Layer]:

@@ -29,7 +29,7 @@ from lowland.curvature.second_derivatives import (
 from lowland.curvature.trials import losses_in_double
 from lowland.distributed import most, total
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating, graph_bytes
+from lowland.problem import ONE_AT_A_TIME, Problem, differentiating, graph_bytes
 
 
 class Curvature(ABC):
@@ -37,9 +37,9 @@ class Curvature(ABC):
 
     ``A @ v`` and ``A @ V`` multiply by a vector (size,) or by columns (size, k): all columns
     together if ``in_blocks``, which takes half the time where layers are small. What products
-    need of the model is kept between them while it fits the problem's memory budget; if
-    parameters change in between, make a new operator. ``slices`` tells where each parameter lies in
-    a vector.
+    need of the model is kept between them while it fits the problem's memory budget, and made anew
+    where the model, the data or the loss has changed: an operator follows its problem. ``slices``
+    tells where each parameter lies in a vector.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Curvature(ABC):
 
     @differentiating()
     def __init__(self, problem: Problem, params: str | list[str] | None = None) -> None:
-        self.problem = problem
+        self.problem, self._chosen = problem, params
         self.params = problem.select(params)
         sizes = [p.numel() for p in self.params.values()]
         self.size = sum(sizes)
@@ -60,7 +60,24 @@ class Curvature(ABC):
             for name, size, end in zip(self.params, sizes, ends, strict=True)
         }
         self._count = problem.count()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Choose how products are made for the problem as it is now; nothing is kept from before.
+
+        An error if it has other parameters than the operator was made for.
+        """
+        problem, sizes = self.problem, [(name, p.shape) for name, p in self.params.items()]
+        self._graphs: list[BlockProduct] = []  # of the first batches,
+        self._graphed = 0  # which have so many samples
+        self.params = problem.select(self._chosen)
+        if sizes != [(n, p.shape) for n, p in self.params.items()] or self.dtype != problem.dtype:
+            raise InputError(
+                f"the parameters that are measured are others than this {self.kind} matrix was "
+                "made for (requires_grad, shape or precision have changed); make a new operator"
+            )
         self.precision = rounding(self.dtype)  # of products, as a share of the matrix's norm
+        self._state = problem.state
         with problem.measuring():
             self._build, chosen = self._choose()
             self.strategy = chosen.name
@@ -75,8 +92,6 @@ class Curvature(ABC):
             fits = problem.memory // 2 // each if chosen.keeps_graph else 0
             # The share of the samples whose graphs are kept: all, or that of whole batches.
             self.kept = 1.0 if fits >= count else fits // self._chunk * self._chunk / count
-        self._graphs: list[BlockProduct] = []  # of the first batches,
-        self._graphed = 0  # which have so many samples
 
     def _tapes(self) -> Tapes | None:
         """The way to multiply by many columns at once, if single products confirm it."""
@@ -118,6 +133,9 @@ class Curvature(ABC):
                 f"a product needs a vector ({self.size},) or columns ({self.size}, k) as a tensor; "
                 f"got {came}"
             )
+        with ONE_AT_A_TIME:
+            if self.problem.changed_since(self._state):
+                self._prepare()
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
         directions = [
             columns[where].T.reshape(-1, *p.shape)  # (k, *shape), whole in memory

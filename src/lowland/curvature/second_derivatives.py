@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Collection
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -46,24 +45,26 @@ MARGIN = 10
 # Vectors in float64 that a comparison takes.
 _VECTORS = 12
 
-_CHOSEN: WeakKeyDictionary[Problem, Way] = WeakKeyDictionary()
-_BACKWARDS: WeakKeyDictionary[Problem, frozenset[str]] = WeakKeyDictionary()
-_CONFIRMED: WeakSet[Problem] = WeakSet()  # whose loss is differentiated twice rightly
-
 
 def way(problem: Problem) -> Way:
     """The first way of multiplying by the Hessian that differences of gradients confirm."""
-    problem = problem.whole
-    if problem not in _CHOSEN:
-        with problem.measuring():
-            _CHOSEN[problem] = _first_right(problem)
-    return _CHOSEN[problem]
+    return _seen(problem)[0]
 
 
 def twice_backwards(problem: Problem) -> frozenset[str]:
     """The parameters of which torch's second derivatives, backwards twice, are confirmed."""
-    way(problem)
-    return _BACKWARDS[problem.whole]
+    return _seen(problem)[1]
+
+
+def _seen(problem: Problem) -> tuple[Way, frozenset[str]]:
+    """Return the first right way, and the parameters by which double backward is right."""
+    problem = problem.whole
+
+    def look() -> tuple[Way, frozenset[str]]:
+        with problem.measuring():
+            return _first_right(problem)
+
+    return problem.found(way, look)
 
 
 def check_double_backward(problem: Problem, names: Collection[str]) -> None:
@@ -79,8 +80,11 @@ def check_double_backward(problem: Problem, names: Collection[str]) -> None:
 def check_loss_curvature(problem: Problem) -> None:
     """An error if torch's second derivatives of the loss by the outputs are not right."""
     problem = problem.whole
-    if problem in _CONFIRMED or problem.loss.needs_model:
-        return
+    if not problem.loss.needs_model:
+        problem.found(check_loss_curvature, lambda: _look_at_loss_curvature(problem))
+
+
+def _look_at_loss_curvature(problem: Problem) -> None:
     batch = hardest(problem).map(in_double)
 
     def scalar(params: dict[str, Tensor]) -> Tensor:
@@ -102,17 +106,16 @@ def check_loss_curvature(problem: Problem) -> None:
                 f"{_refusal(wrong)}"
             )
         break
-    _CONFIRMED.add(problem)
 
 
-def _first_right(problem: Problem) -> Way:
+def _first_right(problem: Problem) -> tuple[Way, frozenset[str]]:
     if problem.stored is not None:
         return _confirmed_in_parts(problem, problem.stored, hardest(problem))
     for name, reason in wrong_gradients(problem).items():
         raise InputError(f"parameter {name!r} {reason}, so that its Hessian is not defined")
     tried = trials(problem)
     failures = []
-    _BACKWARDS[problem] = frozenset()
+    backwards: frozenset[str] = frozenset()
     for candidate in WAYS:
         try:
             scalars = [losses_in_double]
@@ -124,9 +127,9 @@ def _first_right(problem: Problem) -> Way:
                 for name in refuted(problem, candidate, scalar(problem, batch), weights)
             ]
             if candidate is DoubleBackward:
-                _BACKWARDS[problem] = frozenset(problem.params) - frozenset(wrong)
+                backwards = frozenset(problem.params) - frozenset(wrong)
             if not wrong:
-                return candidate
+                return candidate, backwards
             failures.append(f"{candidate.name}: {_refusal(wrong)}")
         except (RuntimeError, NotImplementedError, InputError) as error:
             if isinstance(error, InputError) and candidate is DoubleBackward:
@@ -138,7 +141,9 @@ def _first_right(problem: Problem) -> Way:
     )
 
 
-def _confirmed_in_parts(problem: Problem, stored: Stored, batch: Batch) -> Way:
+def _confirmed_in_parts(
+    problem: Problem, stored: Stored, batch: Batch
+) -> tuple[Way, frozenset[str]]:
     """Double backward, confirmed on the diagonal blocks of a few parameters at a time.
 
     So little is in memory in float64; the other parameters stay as they are stored.
@@ -157,8 +162,7 @@ def _confirmed_in_parts(problem: Problem, stored: Stored, batch: Batch) -> Way:
                     f"backwards twice ({_refusal(wrong)}), and other ways need a copy of it; pass "
                     "Problem(memory=...) with more bytes, or the model as a whole"
                 )
-    _BACKWARDS[problem] = frozenset(names)
-    return DoubleBackward
+    return DoubleBackward, frozenset(names)
 
 
 def _groups(names: list[str], sizes: list[int], most: int) -> list[list[str]]:

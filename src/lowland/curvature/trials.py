@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ _MANY = 64
 _OF_OWN_FUNCTIONS = 1024
 # How far beside the model's weights, relative to these.
 _NEARBY = 0.05
-
-_HARDEST: WeakKeyDictionary[Problem, Batch] = WeakKeyDictionary()
 
 
 def trials(problem: Problem) -> list[tuple[dict[str, Tensor], Batch]]:
@@ -73,13 +70,15 @@ def _leaves(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def hardest(problem: Problem) -> Batch:
-    """Some samples of one of the first batches, those with the largest losses when first asked."""
-    if problem not in _HARDEST:
+    """Some samples of one of the first batches, those with the largest losses."""
+
+    def look() -> Batch:
         batches = list(itertools.islice(problem.batches("train", _SAMPLES), _BATCHES))
         with torch.no_grad():
             losses = [problem.batch_losses(b).max() for b in batches]
-        _HARDEST[problem] = batches[int(torch.stack(losses).nan_to_num().argmax())]
-    return _HARDEST[problem]
+        return batches[int(torch.stack(losses).nan_to_num().argmax())]
+
+    return problem.found(hardest, look)
 
 
 def nearby(problem: Problem, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -52,8 +52,7 @@ def renormalised(
 
 def _run(problem: Problem, model: nn.Module) -> None:
     """One forward pass over the samples that statistics are of, in one batch."""
-    other = problem.of(model)
-    batch = next(other.batches("train", SAMPLES))
+    batch = next(problem.batches("train", SAMPLES))
     inputs: Any = batch.inputs
     with torch.no_grad():
         args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})

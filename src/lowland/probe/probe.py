@@ -2,6 +2,7 @@
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,7 +204,6 @@ class Probe:
             torch.accelerator.synchronize()
 
     def _measured(self) -> dict[str, float]:
-        _refresh(self.problem, self.model)
         scalars: dict[str, float | None] = {}
         for name in self.measures:
             if name == CRITICAL:
@@ -214,6 +214,9 @@ class Probe:
         if self._others:
             rows = measure(self.problem, self._others)
             scalars |= {name: row.value for name, row in rows.items()}
+            for name, row in rows.items():
+                if row.value is None:  # by default Python shows each text once
+                    warnings.warn(f"the probe has no {name}: {row.reason}", stacklevel=4)
         return {
             f"lowland/{name}": float(scalars[name])  # type: ignore[arg-type]
             for name in self._names()
@@ -276,11 +279,11 @@ class Probe:
 
     def _eigenvalue(self) -> float | None:
         """The largest eigenvalue, from the last eigenvector on; None if it was not found."""
-        H, start = hessian(self.problem), self._eigenvector
-        if start is not None and len(start) != H.size:  # a layer was replaced
-            start = None
-        self._eigenvector = None
+        start, self._eigenvector = self._eigenvector, None
         try:
+            H = hessian(self.problem)
+            if start is not None and len(start) != H.size:  # others are trained now
+                start = None
             pairs = eigsh(
                 H, k=1, which="largest", tol=_RESIDUAL, start=start, max_matvecs=_PRODUCTS
             )
@@ -338,16 +341,3 @@ def _check_names(names: list[str]) -> None:
                     f"measure {name!r} needs {what}, which a probe has not; leave it out, and "
                     "measure it after the training by lowland.measure"
                 )
-
-
-def _refresh(problem: Problem, model: nn.Module) -> None:
-    """Bring a copy that is measured in the model's place (of half precision) up to date."""
-    if problem.model is model:
-        return
-    with torch.no_grad():
-        for own, other in zip(
-            [*problem.model.parameters(), *problem.model.buffers()],
-            [*model.parameters(), *model.buffers()],
-            strict=True,
-        ):
-            own.copy_(other)

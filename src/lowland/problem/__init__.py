@@ -6,10 +6,11 @@ from lowland.problem.model import copy_of, unwrap
 from lowland.problem.precision import in_precision
 from lowland.problem.problem import Problem
 from lowland.problem.stored import Stored
-from lowland.problem.traceless import differentiating
+from lowland.problem.traceless import ONE_AT_A_TIME, differentiating
 
 __all__ = [
     "BATCH",
+    "ONE_AT_A_TIME",
     "Problem",
     "Stored",
     "copy_of",

@@ -1,8 +1,8 @@
 """A network on data: batches where it can use them, every sample's loss, and the gradient."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,11 @@ from lowland.problem.graphs import graph_bytes
 from lowland.problem.model import constant
 from lowland.problem.network import Network
 from lowland.problem.precision import in_precision
+from lowland.problem.state import state_of_data, state_of_loss
 from lowland.problem.stored import Stored
+from lowland.problem.traceless import ONE_AT_A_TIME
+
+T = TypeVar("T")
 
 BATCH = 1024  # samples at once, where nothing else decides
 _GRAPHS = 1 / 4  # of the memory, for the graphs of a gradient
@@ -31,7 +35,8 @@ class Evaluation:
     _network: Network
     _test: Batches | None
     _batch_size: int | None
-    _graph_samples: int | None = None  # whose graphs fit, once that was looked at
+    _looked_at: Hashable  # the state in which all of these were found
+    _found: dict[Hashable, Any]
 
     @property
     def whole(self) -> "Evaluation":
@@ -42,6 +47,32 @@ class Evaluation:
     def model(self) -> nn.Module:
         """The model that is measured: the user's own, out of its wrappers, or a copy of it."""
         return self._network.model
+
+    @property
+    def state(self) -> Hashable:
+        """A value that changes when the model, the training data or the loss does."""
+        return self._network.state, state_of_data(self.train.held()), state_of_loss(self.loss)
+
+    def changed_since(self, state: Hashable) -> bool:
+        """Return whether the problem has another state; of a sharded model on any rank."""
+        return self._anywhere(self.state != state)
+
+    def _anywhere(self, changed: bool) -> bool:
+        return bool(most(changed)) if self.sharded else changed
+
+    def found(self, key: Hashable, look: Callable[[], T]) -> T:
+        """Return what ``look`` finds out about the problem, once for as long as it is the same.
+
+        Everything that is known of a problem from an earlier look is kept here, so that nothing
+        of it outlives a change of weights, buffers, ``requires_grad``, data or the loss.
+        """
+        with ONE_AT_A_TIME:
+            state = self.state
+            if self._anywhere(state != self._looked_at):
+                self._looked_at, self._found = state, {}
+            if key not in self._found:
+                self._found[key] = look()
+            return self._found[key]
 
     @property
     def stored(self) -> Stored | None:
@@ -257,14 +288,15 @@ class Evaluation:
 
     def _samples_of_graphs(self, leaves: dict[str, Tensor]) -> int:
         """How many samples a gradient takes at once: as many as have graphs that fit the memory."""
-        whole = self.whole  # its subsets have the same graphs
-        if whole._graph_samples is None:
+
+        def look() -> int:
             try:
                 each = graph_bytes(self, lambda batch: self.batch_losses(batch, leaves))
             except Exception:  # whatever it is, the gradient itself will say
                 each = 1
-            whole._graph_samples = max(1, min(BATCH, int(_GRAPHS * self.memory) // each))
-        return whole._graph_samples
+            return max(1, min(BATCH, int(_GRAPHS * self.memory) // each))
+
+        return self.whole.found("samples of graphs", look)  # its subsets have the same graphs
 
 
 class _LossOfModel(nn.Module):

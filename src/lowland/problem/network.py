@@ -1,9 +1,9 @@
 """A user's model with its measured parameters by name, run so that no trace is left on it."""
 
 import contextlib
-import copy
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +26,10 @@ from lowland.problem.model import (
     wider,
 )
 from lowland.problem.precision import all_in, in_precision
+from lowland.problem.state import state_of_model
 from lowland.problem.stored import SHARDED, Stored, is_sharded
 from lowland.problem.traceless import (
+    ONE_AT_A_TIME,
     differentiating,
     modules_kept,
     plain_operations,
@@ -35,33 +37,100 @@ from lowland.problem.traceless import (
 )
 
 
+@dataclass(frozen=True)
+class _Held:
+    """The model as it is while it is measured: its tensors, what is measured, and its state."""
+
+    tensors: dict[str, Tensor]
+    names: tuple[str, ...]
+    state: Hashable
+
+
 class Network:
     """A model, out of its wrappers, and those of its parameters that are measured.
+
+    It follows the model: weights, buffers and ``requires_grad`` are read whenever it is not being
+    measured, and a copy is made again where the model has changed.
 
     Args:
         model: the user's own. It is copied if ``dtype`` or its tensors ask for that.
         which: ``"trainable"`` or ``"all"`` parameters.
         dtype: the precision to measure in, where it is not the model's own.
         memory: the bytes that may be used; a copy takes an eighth of them at most.
+        written_in: the precisions that the forward pass is known to run in; by default the model's.
     """
 
     def __init__(
-        self, model: nn.Module, which: str, dtype: torch.dtype | None, memory: int
+        self,
+        model: nn.Module,
+        which: str,
+        dtype: torch.dtype | None,
+        memory: int,
+        *,
+        written_in: frozenset[torch.dtype] | None = None,
     ) -> None:
         model = unwrap(model)
-        self._which, self._written_in = which, precisions(model)
-        self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
-        dtype = dtype or wider(model)
-        self.model = model
+        self._which, self._asked, self._memory = which, dtype, memory
+        self._written_in = written_in or precisions(model)
+        self._held: _Held | None = None
+        self._model, self._source = model, model
+        self._copied_at: Hashable = None  # the state of the source
+        self._wide = dtype or wider(model)
         self.stored: Stored | None = None
-        if is_sharded(model) or (dtype is not None and copied_bytes(model, dtype) > memory // 8):
-            self.stored = Stored(model, dtype or next(model.parameters()).dtype)
-        elif dtype is not None or of_inference_mode(model):
-            self.model = copy_of(model)
-            if dtype is not None:  # Module.to would make real numbers of complex buffers
-                self.model._apply(lambda t: in_precision(t, dtype))
+        large = self._wide is not None and copied_bytes(model, self._wide) > memory // 8
+        if is_sharded(model) or large:
+            self.stored = Stored(model, self._wide or next(model.parameters()).dtype)
+        self._copies = self.stored is None and (self._wide is not None or of_inference_mode(model))
         check_tensors(self.model)
-        self.names = measured_names(self.model, which, any_precision=self.stored is not None)
+        self._every = {name for name, _ in self.model.named_parameters()}
+        _ = self.names  # an error if nothing can be measured
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is measured: the user's own, or a copy of it as it is now."""
+        with ONE_AT_A_TIME:
+            if self._copies and self._held is None:
+                now = state_of_model(self._source)
+                if now != self._copied_at:
+                    self._model, self._copied_at = self._copy_of_source(), now
+            return self._model
+
+    def _copy_of_source(self) -> nn.Module:
+        copied, dtype = copy_of(self._source), self._wide
+        if dtype is not None:  # Module.to would make real numbers of complex buffers
+            copied._apply(lambda t: in_precision(t, dtype))
+        return copied
+
+    @property
+    def state(self) -> Hashable:
+        """A value that changes when anything of the model does that its numbers depend on."""
+        with ONE_AT_A_TIME:
+            return state_of_model(self.model) if self._held is None else self._held.state
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the measured parameters."""
+        if (held := self._held) is not None:
+            return held.names
+        model = self.model
+        every = {name for name, _ in model.named_parameters()}
+        if lost := sorted(self._every - every):
+            how = f"no parameter {lost[0]!r} any more"
+        elif new := sorted(every - self._every):
+            how = f"a new parameter {new[0]!r}"
+        else:
+            how = ""
+        if how:
+            raise InputError(
+                f"the model has {how}; make a new Problem after changing the model's structure"
+            )
+        names = measured_names(model, self._which, any_precision=self.stored is not None)
+        if self.stored is None and wider(model) is not None:
+            raise InputError(
+                "the model was brought to half precision, which second derivatives need more "
+                "digits than; make a new Problem, which measures a copy in float32"
+            )
+        return names
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -72,34 +141,33 @@ class Network:
         """
         if self.stored is not None:
             return {name: self.stored.widened(name) for name in self.names}
-        held = self._held or self._read()
-        return {name: held[name] for name in self.names}
+        held, names = self._tensors(), self.names
+        return {name: held[name] for name in names}
 
     @property
     def sharded(self) -> bool:
         """Whether the parameters are shards of several ranks."""
-        return is_sharded(self.model)
+        return is_sharded(self._model)
 
     @property
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that are not measured, by name: constants of the model."""
-        params = [n for n, _ in self.model.named_parameters() if n not in self.names]
+        names = self.names
+        params = [n for n, _ in self._model.named_parameters() if n not in names]
         if self.stored is not None:
             return {name: self.stored.widened(name) for name in params}
-        held = self._held or self._read()
+        held = self._tensors()
         return {name: held[name] for name in params}
 
-    def _read(self) -> dict[str, Tensor]:
-        """Every parameter and buffer as a constant, by name."""
-        own = dict(self.model.named_parameters())
-        constants = {n: constant(p) for n, p in own.items()} if self.stored is None else {}
-        missing = [n for n in self.names if n not in own]
-        if missing:
-            raise InputError(
-                f"the model has no parameter {missing[0]!r} any more; make a new Problem after "
-                "changing the model's structure"
-            )
-        buffers = self.model.named_buffers()
+    def _tensors(self) -> dict[str, Tensor]:
+        """Every parameter and buffer as a constant, by name; copies while it is measured."""
+        if (held := self._held) is not None:
+            return held.tensors
+        model = self.model
+        constants: dict[str, Tensor] = {}
+        if self.stored is None:
+            constants = {n: constant(p) for n, p in model.named_parameters()}
+        buffers = model.named_buffers()
         return constants | {n: b.clone() if b.is_inference() else b for n, b in buffers}
 
     @property
@@ -122,16 +190,14 @@ class Network:
         They are for differentiating: where weights stay as they are stored, each is a tensor of
         the parameter's shape that stands for it and has no values.
         """
-        patterns = [params] if isinstance(params, str) else params
-        chosen = set(self.names) if patterns is None else set()
+        patterns, every = [params] if isinstance(params, str) else params, self.names
+        chosen = set(every) if patterns is None else set()
         for pattern in patterns or ():
-            matching = fnmatch.filter(self.names, pattern)
+            matching = fnmatch.filter(every, pattern)
             if not matching:
-                raise InputError(
-                    f"no parameter matches {pattern!r}; there are {', '.join(self.names)}"
-                )
+                raise InputError(f"no parameter matches {pattern!r}; there are {', '.join(every)}")
             chosen.update(matching)
-        names = [name for name in self.names if name in chosen]
+        names = [name for name in every if name in chosen]
         if self.stored is not None:
             return {name: self.stored.stand_in(name) for name in names}
         params_now = self.params
@@ -158,11 +224,11 @@ class Network:
     ) -> Any:
         """The output of a module that holds the model under ``prefix``, with these ``params``."""
         # Buffers are handed over too: what a forward pass puts in their place is then undone.
-        values = dict(self._held or self._read())
+        values, names = dict(self._tensors()), self.names
         given: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stored is None:
             values.update(params)
-            dtype = values[self.names[0]].dtype
+            dtype = values[names[0]].dtype
         else:
             given, dtype = self.stored.given(params), self.dtype
             values = {n: in_precision(t, dtype) for n, t in values.items()}
@@ -185,19 +251,17 @@ class Network:
         if self.sharded:
             raise InputError(SHARDED)
 
-    def with_model(self, model: nn.Module) -> "Network":
-        """The same choices for another model."""
-        return self._of(model, measured_names(model, self._which))
+    def of(self, model: nn.Module, dtype: torch.dtype | None = None) -> "Network":
+        """Return a network of another model, with the same choices where no dtype is given."""
+        model = unwrap(model)
+        # It may be a copy of this one, whose forward pass was written for another precision.
+        written_in = self._written_in if precisions(model) == {self.dtype} else None
+        dtype = dtype or self._asked
+        return Network(model, self._which, dtype, self._memory, written_in=written_in)
 
     def copy(self) -> "Network":
-        """The same parameters of a copy of the model."""
-        return self._of(self.copied(), self.names)
-
-    def _of(self, model: nn.Module, names: tuple[str, ...]) -> "Network":
-        other = copy.copy(self)
-        other.model, other.names, other.stored = model, names, None
-        other._held = None
-        return other
+        """Return a network of a copy of the model, which follows nobody."""
+        return Network(self.copied(), self._which, None, self._memory, written_in=self._written_in)
 
     @contextlib.contextmanager
     def measuring(self, *, packing: bool = True) -> Iterator[None]:
@@ -206,22 +270,27 @@ class Network:
         Modes, buffers, other attributes of modules and random state are put back on the way out,
         also after an exception. Gradients are enabled whatever the caller's context, in full
         precision, by operations that can be differentiated twice. Weights that stay as they are
-        stored are not kept wide by autograd either, unless ``packing`` is switched off.
+        stored are not kept wide by autograd either, unless ``packing`` is switched off. One thread
+        measures at a time; others wait for it.
         """
-        if self._held is not None:
-            yield
-            return
-        with differentiating(), random_state_kept(), modules_kept(self.model):
-            self.model.eval()
-            # Copies: a forward pass that writes into its weights does not write into the user's.
-            self._held = {name: t.clone() for name, t in self._read().items()}
-            keeping: contextlib.AbstractContextManager = contextlib.nullcontext()
-            if self.stored is not None:
-                self.stored.install()
-                if packing:
-                    keeping = saved_tensors_hooks(self.stored.pack, self.stored.unpack)
-            try:
-                with keeping, plain_operations(self.model):
-                    yield
-            finally:
-                self._held = None
+        with ONE_AT_A_TIME:
+            if self._held is not None:
+                yield
+                return
+            model, names, state = self.model, self.names, self.state
+            with differentiating(), random_state_kept(), modules_kept(model):
+                model.eval()
+                # Copies: a forward pass that writes into its weights does not write into the
+                # user's.
+                tensors = {name: t.clone() for name, t in self._tensors().items()}
+                self._held = _Held(tensors, names, state)
+                keeping: contextlib.AbstractContextManager = contextlib.nullcontext()
+                if self.stored is not None:
+                    self.stored.install()
+                    if packing:
+                        keeping = saved_tensors_hooks(self.stored.pack, self.stored.unpack)
+                try:
+                    with keeping, plain_operations(model):
+                        yield
+                finally:
+                    self._held = None

@@ -1,6 +1,5 @@
 """The one thing every room works on: a model, a per-sample loss, and data."""
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ from lowland.batches import Batches
 from lowland.distributed import ranks
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, resolve
-from lowland.problem.checks import check_gradients, check_loss, check_model
+from lowland.problem.checks import check_gradients, check_loss, check_model, check_tensors
 from lowland.problem.conventions import as_the_model_has_it
 from lowland.problem.evaluation import BATCH, Evaluation
 from lowland.problem.model import unwrap
@@ -44,7 +43,8 @@ class Problem(Evaluation):
         samples: how many samples to take of a stream; by default as many as may be kept.
         dtype: compute in this precision, on a copy of the model (``torch.float64``, for example).
             Half-precision models are measured in float32: second derivatives need its digits. A
-            model made under ``torch.inference_mode`` is measured on a copy, too. A copy that would
+            model made under ``torch.inference_mode`` is measured on a copy, too. Where the model
+            has changed, the copy is made again. A copy that would
             take more than an eighth of ``memory`` is not made: the weights stay as they are stored,
             and each is widened when it is read. So are those of a sharded model (``fully_shard``),
             which every rank measures on data of its own.
@@ -53,6 +53,9 @@ class Problem(Evaluation):
         training: facts of the training that some measures use: ``learning_rate``, ``batch_size``.
         params: ``"trainable"`` measures the parameters with ``requires_grad``; the frozen ones are
             constants, as they were for the training. ``"all"`` measures every one.
+
+    A problem follows its model: after a change of weights, buffers or ``requires_grad`` its numbers
+    are those of the model as it is then. Threads measure one after the other.
 
     >>> model = nn.Linear(2, 3)
     >>> problem = Problem(model, train=(torch.randn(8, 2), torch.arange(8) % 3))
@@ -95,28 +98,81 @@ class Problem(Evaluation):
             raise InputError(f"memory is a number of bytes, at least 1; got {memory}")
         if params not in ("trainable", "all"):
             raise InputError(f"params must be 'trainable' or 'all'; got {params!r}")
-        self.memory, self._batch_size = memory, batch_size
-        self._whole: Problem | None = None  # what it is a subset of
-        self._base: Problem | None = None  # that with_loss was asked of
-        self._variants: dict[str, Problem] = {}  # what with_loss made of it, by the loss's name
         with differentiating(), random_state_kept():  # shuffling loaders draw from the generators
-            self._network = Network(model, params, dtype, memory)
+            network = Network(model, params, dtype, memory)
             size = batch_size or BATCH
             held = memory // 2  # of both
-            how: Any = {"samples": samples, "targetless": resolve(loss).needs_model}
-            self.train = Batches(train, "train", size, held=held, **how)
-            held -= self.train.held_bytes
-            self._test = None
-            if test is not None:
-                self._test = Batches(test, "test", size, held=held, **how)
+            asked = resolve(loss)
+            how: Any = {"samples": samples, "targetless": asked.needs_model}
+            first = Batches(train, "train", size, held=held, **how)
+            held -= first.held_bytes
+            second = None if test is None else Batches(test, "test", size, held=held, **how)
+            self._assemble(
+                network=network,
+                train=first,
+                test=second,
+                asked=asked,
+                memory=memory,
+                batch_size=batch_size,
+                training=dict(training or {}),
+            )
             if samples is not None and not any(data.streamed for data in self._splits()):
                 raise InputError("samples=... is for streams; this data is read as a whole")
-            self.loss = self._resolved(loss)
+            self.loss = self._resolved()
             self._initial = self._matching(initial) if initial is not None else None
-            self.training = dict(training or {})
-            check_model(self)
-            check_loss(self)
-            check_gradients(self)
+            self._check()
+
+    def _assemble(
+        self,
+        *,
+        network: Network,
+        train: Batches,
+        test: Batches | None,
+        asked: Loss,
+        memory: int,
+        batch_size: int | None,
+        training: dict[str, float],
+        loss: Loss | None = None,
+        initial: dict[str, Tensor] | None = None,
+        whole: "Problem | None" = None,
+        base: "Problem | None" = None,
+    ) -> None:
+        """Take the parts of a problem, of which nothing has been found out yet.
+
+        Args:
+            asked: the loss as it was given.
+            loss: the same for this model and data; by default as it was given.
+            whole: the problem that this one is a subset of.
+            base: the problem that :meth:`with_loss` was asked of.
+        """
+        self._network, self.train, self._test = network, train, test
+        self._asked, self.loss = asked, loss or asked
+        self.memory, self._batch_size, self.training = memory, batch_size, training
+        self._initial, self._whole, self._base = initial, whole, base
+        self._variants: dict[str, Problem] = {}  # what with_loss made of it, by the loss's name
+        self._looked_at, self._found = None, {}
+
+    def _like(self, **parts: Any) -> "Problem":
+        """Return a problem with these parts, the others as here, and nothing found out yet."""
+        own = {
+            "network": self._network,
+            "train": self.train,
+            "test": self._test,
+            "asked": self._asked,
+            "loss": self.loss,
+            "memory": self.memory,
+            "batch_size": self._batch_size,
+            "training": self.training,
+        }
+        other = Problem.__new__(Problem)
+        other._assemble(**{**own, **parts})
+        return other
+
+    def _check(self) -> None:
+        """Raise an error unless the model runs, and has gradients, with this loss and data."""
+        check_model(self)
+        check_loss(self)
+        check_gradients(self)
 
     def __repr__(self) -> str:
         weights, frozen = (
@@ -133,10 +189,10 @@ class Problem(Evaluation):
             f"        {precision} on {self.device})"
         )
 
-    def _resolved(self, loss: LossLike) -> Loss:
-        """The loss for this model and its training data."""
-        resolved = as_the_model_has_it(self, resolve(loss))
-        return resolved.on(self.train.targets) if resolved.weighted else resolved
+    def _resolved(self) -> Loss:
+        """The loss for this model and all of its training data, also where this is a subset."""
+        resolved = as_the_model_has_it(self, self._asked)
+        return resolved.on(self.whole.train.targets) if resolved.weighted else resolved
 
     @property
     def has_initial(self) -> bool:
@@ -148,7 +204,13 @@ class Problem(Evaluation):
         """The parameters that the training started from, by name."""
         if self._initial is None:
             raise InputError("this needs the initial weights; pass initial=... to Problem")
-        return self._initial
+        names = self._network.names
+        if unknown := [name for name in names if name not in self._initial]:
+            raise InputError(
+                f"the initial weights have no parameter {unknown[0]!r}, which is measured now; "
+                "pass initial=... with all of them to Problem"
+            )
+        return {name: self._initial[name] for name in names}
 
     def _matching(self, initial: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
         given = unwrap(initial).state_dict() if isinstance(initial, nn.Module) else dict(initial)
@@ -164,32 +226,40 @@ class Problem(Evaluation):
     @differentiating()
     def at(self, params: Mapping[str, Tensor]) -> "Problem":
         """The same problem at another point of weight space, on a copy of the model."""
-        other = self._with(self._network.copy())
-        other._initial = self._initial
+        network = self._network.copy()
         with torch.no_grad():
             for name, value in params.items():
-                other.params[name].copy_(value)
-        return other
+                network.params[name].copy_(value)
+        return self._with(network, initial=self._initial)
 
     def copied_model(self) -> nn.Module:
         """A copy of the model; an error where its weights are to stay as they are stored."""
         return self._network.copied()
 
+    def check_tensors(self) -> None:
+        """Raise an error if weights or statistics are no numbers, as after a divergence."""
+        check_tensors(self.model)
+
     def check_whole(self) -> None:
         """An error if the model is sharded."""
         self._network.check_whole()
 
-    def of(self, model: nn.Module) -> "Problem":
-        """The same loss and data with another model."""
-        return self._with(self._network.with_model(model))
+    @differentiating()
+    def of(self, model: nn.Module, dtype: torch.dtype | None = None) -> "Problem":
+        """The same loss and data with another model, which is checked like that of a new problem.
 
-    def _with(self, network: Network) -> "Problem":
-        other = copy.copy(self)
-        other._network, other._initial, other._base = network, None, None
-        other._variants = {}
-        other._whole = None if self._whole is None else self._whole._with(network)
-        check_loss(other)
+        It is measured in ``dtype``, by default as this problem was asked to.
+        """
+        with random_state_kept():
+            other = self._with(self._network.of(model, dtype))
+            for each in {other.whole, other}:
+                each.loss = each._resolved()
+            other.whole._check()
         return other
+
+    def _with(self, network: Network, **parts: Any) -> "Problem":
+        whole = None if self._whole is None else self._whole._with(network, **parts)
+        return self._like(network=network, whole=whole, **parts)
 
     @property
     def base(self) -> "Problem":
@@ -197,14 +267,19 @@ class Problem(Evaluation):
         return self._base or self
 
     def with_loss(self, loss: LossLike) -> "Problem":
-        """The same model and data with another loss."""
+        """The same model and data with another loss.
+
+        The weights of classes are relative to those of all training data, also for a subset: so its
+        losses are some of those of the whole.
+        """
         if isinstance(loss, str) and loss in self._variants:
             return self._variants[loss]  # so that what is verified of it is verified once
-        other = copy.copy(self)
-        other._base, other._variants = self.base, {}
-        other._whole = None if self._whole is None else self._whole.with_loss(loss)
+        whole = None if self._whole is None else self._whole.with_loss(loss)
         try:
-            other.loss = self._resolved(loss)
+            other = self._like(
+                asked=resolve(loss), initial=self._initial, whole=whole, base=self.base
+            )
+            other.loss = other._resolved()
             check_loss(other)
         except InputError as error:
             # The advice is about the loss a Problem is made with, not about a measure's own loss.
@@ -215,11 +290,9 @@ class Problem(Evaluation):
 
     def subset(self, places: Tensor, split: str = "train") -> "Problem":
         """The same model with some of the samples of a split, by their places in the data."""
-        other = copy.copy(self)
-        other._whole, other._variants = self.whole, {}
-        other._base = None if self._base is None else self._base.subset(places, split)
-        setattr(other, {"test": "_test"}.get(split, split), self.data(split).subset(places))
-        return other
+        base = None if self._base is None else self._base.subset(places, split)
+        part = {split: self.data(split).subset(places)}
+        return self._like(initial=self._initial, whole=self.whole, base=base, **part)
 
     @property
     def whole(self) -> "Problem":

@@ -3,8 +3,10 @@
 import contextlib
 import copy
 import itertools
+import os
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +16,14 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lowland.problem.state import OF_MODULES
+
+# Held while a model is measured. It is one for all models, as some of what is put in place for
+# that (:func:`plain_operations`, random states, the default precision) is the whole process's.
+ONE_AT_A_TIME = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads that may hold it
+    os.register_at_fork(after_in_child=ONE_AT_A_TIME._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -65,13 +75,9 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
                         tensor.copy_(value)
 
 
-# What torch keeps in every module: parameters and buffers are put back as such, hooks are no trace.
-_OF_MODULES = frozenset(vars(nn.Module()))
-
-
 def _is_own(name: str, value: Any) -> bool:
     """Whether an attribute is a container of the user's own, whose members may change."""
-    return name not in _OF_MODULES and isinstance(value, list | set | dict | deque)
+    return name not in OF_MODULES and isinstance(value, list | set | dict | deque)
 
 
 def _refill(container: Any, members: Any) -> None:

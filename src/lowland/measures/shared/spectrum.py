@@ -206,10 +206,10 @@ def _small(problem: Problem) -> bool:
 
 def _in_double(problem: Problem) -> Problem:
     """The problem in float64, so that small eigenvalues have a sign; unchanged if it cannot be."""
-    if problem.dtype == torch.float64:
+    if problem.dtype == torch.float64 or problem.stored is not None:
         return problem
     try:
-        return problem.of(problem.copied_model().double())
+        return problem.of(problem.model, torch.float64)
     except (InputError, TypeError):
         return problem
 
