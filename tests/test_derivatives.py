@@ -138,7 +138,7 @@ def test_a_loss_that_torch_differentiates_once():
     torch.testing.assert_close(
         ll.fisher(once).dense(), ll.fisher(plain).dense(), rtol=1e-5, atol=1e-6
     )
-    for call in (lambda: ll.ggn(once), lambda: ll.layer_hessian(once, "last")):
+    for call in (lambda: ll.ggn(once).dense(), lambda: ll.layer_hessian(once, "last")):
         with pytest.raises(ll.InputError, match="twice rightly|backwards twice"):
             call()
 
@@ -176,7 +176,7 @@ def test_differences_at_a_kink_are_refused():
     problem = Problem(model, train=(X, Y))
     for make in (ll.hessian, ll.ggn):
         with pytest.raises(ll.InputError, match="kink"):
-            make(problem)
+            make(problem).dense()
 
 
 class Hinge(nn.Module):
@@ -213,4 +213,4 @@ def test_a_gauss_newton_matrix_needs_the_gradient_of_the_outputs():
     torch.manual_seed(0)
     problem = Problem(Net(Sign.apply).double(), train=(torch.randn(30, 4).double(), Y))
     with pytest.raises(ll.InputError, match="is not that of the loss"):
-        ll.ggn(problem)
+        ll.ggn(problem).dense()

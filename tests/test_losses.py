@@ -320,7 +320,7 @@ def test_tokens_have_the_curvature_of_the_mean_over_their_samples():
     exact = torch.autograd.functional.hessian(mean_loss, model.head.weight.detach())
     torch.testing.assert_close(ll.layer_hessian(problem, "head"), exact.reshape(16, 16))
     with pytest.raises(InputError, match="one label per sample"):
-        ll.fisher(problem, labels="model")
+        ll.fisher(problem, labels="model").dense()
     y[3] = -100
     with pytest.raises(InputError, match="1 of 5 train samples have no label that counts"):
         Problem(model, train=(tokens, y))

@@ -119,7 +119,7 @@ def test_graphs_that_do_not_fit_are_made_again_and_give_the_same(kind):
 
 def test_a_budget_too_small_for_one_sample_is_said():
     with pytest.raises(InputError, match=r"one sample needs .* MiB, but the memory budget"):
-        ll.hessian(CASES["mlp-gelu"].problem(memory=10))
+        _ = ll.hessian(CASES["mlp-gelu"].problem(memory=10)).strategy
     with pytest.raises(InputError, match=r"dense matrix of 60 parameters takes"):
         ll.hessian(CASES["mlp-gelu"].problem(memory=20_000)).dense()
 
@@ -219,7 +219,7 @@ def test_differences_across_a_kink_are_refused():
         model[0].a.bias.zero_()
     X = torch.zeros(6, 4).double()  # every unit stands at its kink
     with pytest.raises(InputError, match="depend on their step"):
-        ll.hessian(Problem(model, train=(X, torch.arange(6) % 3)))
+        ll.hessian(Problem(model, train=(X, torch.arange(6) % 3))).dense()
 
 
 def test_scipy_solves_with_the_same_operator():
@@ -264,7 +264,7 @@ def test_frozen_and_unused_parameters():
     assert dense[H.slices["used.weight"], H.slices["used.weight"]].abs().max() > 0
     assert not dense[H.slices["unused.weight"]].any()
     with pytest.raises(InputError, match="does not depend on them"):
-        ll.hessian(problem, "unused.*")
+        ll.hessian(problem, "unused.*").dense()
 
 
 def test_what_cannot_be_multiplied_or_differentiated_is_said():
@@ -275,16 +275,22 @@ def test_what_cannot_be_multiplied_or_differentiated_is_said():
         ll.hessian(problem, "7.weight")
     X, y = problem.train.take(slice(None)).inputs, problem.train.targets
     wrong = Problem(problem.model, lambda z, y: (z.argmax(1) != y).double(), (X, y))
-    with pytest.raises(InputError, match="has no gradient"):
-        ll.hessian(wrong)
+    for asked in (
+        lambda: ll.hessian(wrong).dense(),
+        *(lambda kind=kind: ll.diagonal(wrong, kind) for kind in ("hessian", "ggn", "fisher")),
+        lambda: ll.trace(ll.hessian(wrong)),
+        lambda: ll.layer_hessian(wrong, next(iter(wrong.params))),
+    ):
+        with pytest.raises(InputError, match=r"has no gradient|cannot be differentiated"):
+            asked()
     steep = Problem(problem.model, lambda z, y: z.sub(z.detach()).abs().pow(1.5).sum(1), (X, y))
     with pytest.raises(InputError, match="NaN or infinite"):
-        ll.hessian(steep)
+        ll.hessian(steep).dense()
     with pytest.raises(InputError, match="labels must be 'data' or 'model'"):
         ll.fisher(problem, labels="both")
     custom = Problem(problem.model, lambda z, y: z.square().sum(1), (X, y))
     with pytest.raises(InputError, match="how the model draws targets"):
-        ll.fisher(custom, labels="model")
+        ll.fisher(custom, labels="model").dense()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

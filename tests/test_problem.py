@@ -349,8 +349,8 @@ def test_a_loss_that_runs_the_model_itself():
     torch.testing.assert_close(torch.cat([g.flatten() for g in slopes.values()]), slope)
     assert problem.losses("test").shape == (10,)
     for needs_outputs in (
-        ll.ggn,
-        lambda p: ll.fisher(p, labels="model"),
+        lambda p: ll.ggn(p).dense(),
+        lambda p: ll.fisher(p, labels="model").dense(),
         lambda p: ll.layer_hessian(p, "0"),
         Problem.wrong,
     ):

@@ -48,7 +48,9 @@ def pooled(**options) -> Problem:
 def column_by_column(problem: Problem, kind: str, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as m:
         m.setattr(block_products, "confirmed", lambda *_: None)
-        return KINDS[kind](problem)
+        A = KINDS[kind](problem)
+        assert not A.in_blocks  # looked at while it is so
+        return A
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +59,7 @@ def test_columns_together_are_columns_one_by_one(kind, monkeypatch):
         A = KINDS[kind](problem)
         assert A.in_blocks
         alone = column_by_column(problem, kind, monkeypatch)
-        assert not alone.in_blocks
+
         V = torch.randn(A.size, 5, dtype=torch.float64)
         torch.testing.assert_close(A @ V, alone @ V)
         torch.testing.assert_close(A @ V[:, 2], alone @ V[:, 2])

@@ -2,13 +2,13 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 
 from lowland.batches import Batch
@@ -30,6 +30,24 @@ from lowland.curvature.trials import losses_in_double
 from lowland.distributed import most, total
 from lowland.errors import InputError
 from lowland.problem import ONE_AT_A_TIME, Problem, differentiating, graph_bytes
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+Build = Callable[[Batch], BatchProduct]
+
+
+@dataclass(frozen=True)
+class _Products:
+    """How the products of an operator are made, for a problem in one state."""
+
+    state: Hashable
+    strategy: str
+    precision: float
+    of_batch: Callable[[Batch], BlockProduct]
+    in_blocks: bool
+    chunk: int
+    kept: float
 
 
 class Curvature(ABC):
@@ -59,52 +77,90 @@ class Curvature(ABC):
             name: slice(end - size, end)
             for name, size, end in zip(self.params, sizes, ends, strict=True)
         }
-        self._count = problem.count()
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Choose how products are made for the problem as it is now; nothing is kept from before.
-
-        An error if it has other parameters than the operator was made for.
-        """
-        problem, sizes = self.problem, [(name, p.shape) for name, p in self.params.items()]
+        self._ready: _Products | None = None
         self._graphs: list[BlockProduct] = []  # of the first batches,
         self._graphed = 0  # which have so many samples
+
+    @property
+    def precision(self) -> float:
+        """The rounding of products, as a share of the matrix's norm."""
+        return self._products().precision
+
+    @property
+    def strategy(self) -> str:
+        """The way of differentiating behind a product."""
+        return self._products().strategy
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether all columns are multiplied together."""
+        return self._products().in_blocks
+
+    @property
+    def kept(self) -> float:
+        """The share of the samples whose graphs are kept: all, or that of whole batches."""
+        return self._products().kept
+
+    def _products(self) -> "_Products":
+        """Return how products are made for the problem as it is now.
+
+        That is found out when the matrix is first multiplied, and again where the problem has
+        changed since.
+        """
+        with ONE_AT_A_TIME:
+            if self._ready is None or self.problem.changed_since(self._ready.state):
+                self.forget()
+                self._ready = self._prepared()
+            return self._ready
+
+    def _prepared(self) -> "_Products":
+        """Choose, verify and measure how products are made.
+
+        An error if the problem has other parameters than the operator was made for.
+        """
+        problem, sizes = self.problem, [(name, p.shape) for name, p in self.params.items()]
         self.params = problem.select(self._chosen)
         if sizes != [(n, p.shape) for n, p in self.params.items()] or self.dtype != problem.dtype:
             raise InputError(
                 f"the parameters that are measured are others than this {self.kind} matrix was "
                 "made for (requires_grad, shape or precision have changed); make a new operator"
             )
-        self.precision = rounding(self.dtype)  # of products, as a share of the matrix's norm
-        self._state = problem.state
-        with problem.measuring():
-            self._build, chosen = self._choose()
-            self.strategy = chosen.name
-            tapes = self._tapes() if chosen.keeps_graph else None
-            self._blocks: Callable[[Batch], BlockProduct] = tapes or ColumnByColumn.of(self._build)
-            each = tapes.sample_bytes if tapes else self._graph_bytes()
+        state = problem.state
+        with differentiating(), problem.measuring():
+            build, chosen, precision = self._choose()
+            tapes = self._tapes(build) if chosen.keeps_graph else None
+            each = tapes.sample_bytes if tapes else self._graph_bytes(build)
             count = len(problem.train)
             if problem.sharded:  # ranks must do the same
                 each, count = most(each), most(count)
-            self._chunk = tapes.samples() if tapes else samples_within(problem, each)
-            self.in_blocks = tapes is not None
+            chunk = tapes.samples() if tapes else samples_within(problem, each)
             fits = problem.memory // 2 // each if chosen.keeps_graph else 0
-            # The share of the samples whose graphs are kept: all, or that of whole batches.
-            self.kept = 1.0 if fits >= count else fits // self._chunk * self._chunk / count
+        return _Products(
+            state=state,
+            strategy=chosen.name,
+            precision=max(precision, rounding(self.dtype)),
+            of_batch=tapes or ColumnByColumn.of(build),
+            in_blocks=tapes is not None,
+            chunk=chunk,
+            kept=1.0 if fits >= count else fits // chunk * chunk / count,
+        )
 
-    def _tapes(self) -> Tapes | None:
+    def keep(self, share: float) -> None:
+        """Keep the graphs of this share of the samples between products."""
+        self._ready = replace(self._products(), kept=share)
+
+    def _tapes(self, build: Build) -> Tapes | None:
         """The way to multiply by many columns at once, if single products confirm it."""
         if self.problem.loss.needs_model or self.problem.stored is not None:
             return None
-        return block_products.confirmed(self.problem, self.params, self._matrix, self._build)
+        return block_products.confirmed(self.problem, self.params, self._matrix, build)
 
-    def _graph_bytes(self) -> int:
+    def _graph_bytes(self, build: Build) -> int:
         """What one sample's graph takes, once a product has shown that torch can do it."""
         try:
             ones = torch.ones(self.size, dtype=self.dtype, device=self.device)
-            self._build(self.problem.first(1))(self._shaped(ones))
-            return graph_bytes(self.problem, self._build)
+            build(self.problem.first(1))(self._shaped(ones))
+            return graph_bytes(self.problem, build)
         except (RuntimeError, NotImplementedError) as error:
             raise InputError(
                 f"products with the {self.kind} matrix need derivatives that torch does not have "
@@ -112,18 +168,17 @@ class Curvature(ABC):
             ) from error
 
     @abstractmethod
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
-        """How products on a batch are made, and the way of differentiating behind it."""
+    def _choose(self) -> tuple[Build, Any, float]:
+        """Return how products on a batch are made, the way behind it, and its precision."""
 
     def __repr__(self) -> str:
-        kept = f"graphs of {self.kept:.0%} of the samples kept"
-        if self.kept in (0, 1):
-            kept = "kept graphs" if self.kept else "graphs made again for each product"
-        kept += ", columns together" if self.in_blocks else ""
-        return (
-            f"{type(self).__name__}(size={self.size:,}, parameters={len(self.params)}, "
-            f"{self.strategy}, {kept})"
-        )
+        how = ""
+        if (ready := self._ready) is not None:  # it was multiplied
+            kept = f"graphs of {ready.kept:.0%} of the samples kept"
+            if ready.kept in (0, 1):
+                kept = "kept graphs" if ready.kept else "graphs made again for each product"
+            how = f", {ready.strategy}, {kept}" + (", columns together" * ready.in_blocks)
+        return f"{type(self).__name__}(size={self.size:,}, parameters={len(self.params)}{how})"
 
     @differentiating()
     def __matmul__(self, V: Tensor) -> Tensor:
@@ -133,9 +188,7 @@ class Curvature(ABC):
                 f"a product needs a vector ({self.size},) or columns ({self.size}, k) as a tensor; "
                 f"got {came}"
             )
-        with ONE_AT_A_TIME:
-            if self.problem.changed_since(self._state):
-                self._prepare()
+        ready = self._products()
         columns = V.to(self.device, self.dtype).reshape(self.size, -1)
         directions = [
             columns[where].T.reshape(-1, *p.shape)  # (k, *shape), whole in memory
@@ -145,26 +198,26 @@ class Curvature(ABC):
         # Kept graphs need nothing of the model any more, and so none of the care it is run with.
         whole = self._graphed == len(self.problem.train)
         with contextlib.nullcontext() if whole else self.problem.measuring():
-            for product in self._graphs if whole else self._made():
+            for product in self._graphs if whole else self._made(ready):
                 for rows, parts in product(directions):
                     check_time()
                     for where, part in zip(self.slices.values(), parts, strict=True):
                         if part is not None:
                             sums[rows, where].view_as(part).add_(part)
-        return (total(sums) / self._count).T.reshape(V.shape)
+        return (total(sums) / self.problem.count()).T.reshape(V.shape)
 
-    def _made(self) -> Iterator[BlockProduct]:
+    def _made(self, ready: "_Products") -> Iterator[BlockProduct]:
         """The products of every batch; as many of the first ones are kept as may be."""
         samples = 0
-        for i, batch in enumerate(self.problem.batches("train", self._chunk)):
+        for i, batch in enumerate(self.problem.batches("train", ready.chunk)):
             samples += len(batch)
             if i < len(self._graphs):
                 yield self._graphs[i]
                 continue
             if len(batch) == 1:
                 check_alone(self.problem, batch)
-            product = self._blocks(batch)
-            if samples <= round(self.kept * len(self.problem.train)):
+            product = ready.of_batch(batch)
+            if samples <= round(ready.kept * len(self.problem.train)):
                 self._graphs.append(product)
                 self._graphed = samples
             yield product
@@ -194,8 +247,9 @@ class Curvature(ABC):
         A = self @ torch.eye(self.size, dtype=self.dtype, device=self.device)
         return (A + A.T) / 2
 
-    def to_scipy(self) -> LinearOperator:
-        """The same operator for NumPy arrays, as SciPy's solvers want it."""
+    def to_scipy(self) -> "LinearOperator":
+        """Return the operator for NumPy arrays, as SciPy's solvers want it."""
+        from scipy.sparse.linalg import LinearOperator  # slow to import
 
         def multiply(V: np.ndarray) -> np.ndarray:
             return (self @ torch.from_numpy(np.ascontiguousarray(V))).cpu().numpy()
@@ -210,27 +264,21 @@ class Hessian(Curvature):
     kind = "hessian"
     _matrix = block_products.HESSIAN
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+    def _choose(self) -> tuple[Build, Any, float]:
         """The first way of differentiating twice that differences of gradients confirm."""
         leaves = {name: p.detach().requires_grad_() for name, p in self.params.items()}
         losses = self.problem.batch_losses(self.problem.first(2), leaves)
-        if not losses.requires_grad:
-            raise InputError(
-                f"loss {self.problem.loss.name!r} has no gradient with respect to "
-                f"{', '.join(self.params)}: it is not differentiable, or does not depend on them"
-            )
-        chosen = way(self.problem)
-
+        self.problem.check_differentiable(losses, self.params)
+        chosen, precision = way(self.problem), 0.0
         if chosen is products.FiniteDifference:
-            error = check_differences(self.problem, self.params)
-            self.precision = max(self.precision, error)
+            precision = check_differences(self.problem, self.params)
 
         def build(batch: Batch) -> BatchProduct:
             if chosen is products.FiniteDifference:
                 return chosen(losses_in_double(self.problem, batch), self.params)
             return chosen(self._sum_of_losses(batch), self.params)
 
-        return build, chosen
+        return build, chosen, precision
 
     def _sum_of_losses(self, batch: Batch) -> products.Scalar:
         return lambda params: self.problem.batch_losses(batch, params).sum()
@@ -242,9 +290,9 @@ class Remainder(Curvature):
     kind = "remainder"
     _matrix = block_products.REMAINDER
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+    def _choose(self) -> tuple[Build, Any, float]:
         check_double_backward(self.problem, self.params)
-        return partial(products.Remainder, self.problem, self.params), products.Remainder
+        return partial(products.Remainder, self.problem, self.params), products.Remainder, 0.0
 
 
 class GGN(Curvature):
@@ -253,19 +301,16 @@ class GGN(Curvature):
     kind = "ggn"
     _matrix = block_products.GGN
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+    def _choose(self) -> tuple[Build, Any, float]:
         return self._gauss_newton(products.output_hessian)
 
-    def _gauss_newton(
-        self, middle: Callable[..., products.Middle]
-    ) -> tuple[Callable[[Batch], BatchProduct], Any]:
+    def _gauss_newton(self, middle: Callable[..., products.Middle]) -> tuple[Build, Any, float]:
         if middle is products.output_hessian:
             check_loss_curvature(self.problem)
         chosen = jacobian_way(self.problem, middle)
         build = partial(chosen, self.problem, self.params, middle=middle)
-        if chosen is products.OutputDifference:
-            self.precision = max(self.precision, check_output_differences(self.problem, build))
-        return build, chosen
+        differs = chosen is products.OutputDifference
+        return build, chosen, check_output_differences(self.problem, build) if differs else 0.0
 
 
 class Fisher(GGN):
@@ -283,7 +328,7 @@ class Fisher(GGN):
         self._matrix = block_products.FISHER if labels == "data" else block_products.TRUE_FISHER
         super().__init__(problem, params)
 
-    def _choose(self) -> tuple[Callable[[Batch], BatchProduct], Any]:
+    def _choose(self) -> tuple[Build, Any, float]:
         drawn = self.kind == "true fisher"
         return self._gauss_newton(products.drawn_targets if drawn else products.identity)
 

@@ -211,6 +211,7 @@ def sample_gradients(problem: Problem, batch: Batch, layer: Layer) -> Tensor:
         if seen.opaque:
             raise InputError(f"layer {layer.name!r} {seen.opaque[layer.parameter]}")
         losses = problem.loss(seen.outputs, batch.targets)
+        problem.check_differentiable(losses)
         return _fisher(losses, seen, {layer.parameter: layer})[layer.parameter].gradients()[:, 0]
 
 
@@ -247,7 +248,9 @@ def of_batch(
     if not chosen:
         return {}
     if kind == "fisher":
-        return _fisher(losses_in_double(problem, seen.outputs, batch.targets), seen, chosen)
+        losses = losses_in_double(problem, seen.outputs, batch.targets)
+        problem.check_differentiable(losses)
+        return _fisher(losses, seen, chosen)
     through = {n: layer for n, layer in chosen.items() if kind == "ggn" or n not in seen.curved}
     parts = {}
     if through:
@@ -425,7 +428,9 @@ def output_curvature(problem: Problem, z: Tensor, targets: Tensor) -> Tensor:
         return closed.to(z.dtype)
     check_loss_curvature(problem)
     leaf = z.requires_grad_()
-    return second_derivative(problem.loss(leaf, targets), leaf)
+    losses = problem.loss(leaf, targets)
+    problem.check_differentiable(losses)
+    return second_derivative(losses, leaf)
 
 
 def second_derivative(losses: Tensor, point: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def _column(A: Curvature, whole: Curvature, columns: int) -> float:
     seconds = 0.0
     for kept, share in ((0.0, 1 - whole.kept), (1.0, whole.kept)):
         if share:
-            A.kept = kept
+            A.keep(kept)
             A @ V  # makes the graphs
             seconds += share * _fastest(lambda: A @ V) / columns
     return seconds

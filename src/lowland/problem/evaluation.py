@@ -1,7 +1,7 @@
 """A network on data: batches where it can use them, every sample's loss, and the gradient."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -220,6 +220,15 @@ class Evaluation:
             losses = self._network.call(module, "model.", params or {}, (batch,))
         return losses if torch.is_grad_enabled() else losses.detach()
 
+    def check_differentiable(self, losses: Tensor, names: Iterable[str] = ()) -> None:
+        """Raise an error if losses have no graph that leads to the parameters."""
+        if not losses.requires_grad:
+            raise InputError(
+                f"loss {self.loss.name!r} has no gradient with respect to "
+                f"{', '.join(names) or 'the parameters'}: it is not differentiable, or does not "
+                "depend on them"
+            )
+
     def batch_wrong(self, batch: Batch, params: Mapping[str, Tensor] | None = None) -> Tensor:
         """The share of each sample's predictions that are wrong, (n,), in float64."""
         return self.loss.wrong(self.outputs(batch.inputs, params), batch.targets)
@@ -272,11 +281,7 @@ class Evaluation:
             sums = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in leaves.items()}
             for batch in self.batches(size=self._samples_of_graphs(leaves)):
                 losses = self.batch_losses(batch, leaves)
-                if not losses.requires_grad:
-                    raise InputError(
-                        f"loss {self.loss.name!r} has no gradient with respect to the "
-                        "parameters: it is not differentiable, or does not depend on them"
-                    )
+                self.check_differentiable(losses)
                 parts = torch.autograd.grad(
                     losses.sum(), list(leaves.values()), materialize_grads=True
                 )
