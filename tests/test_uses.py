@@ -39,7 +39,7 @@ def truth(name: str, loss: str, kind: str) -> torch.Tensor:
 
 
 @functools.cache
-def shared(name: str, loss: str = "cross_entropy", batch_size: int = 3) -> Problem:
+def shared(name: str, loss: str = "cross_entropy", batch_size: int = 4) -> Problem:
     """One problem for all tests that only read it: what is seen through it is then sought once."""
     return make(name, loss, batch_size)
 

@@ -27,12 +27,17 @@ class Batch:
         return len(self.targets)
 
     def split(self, size: int) -> "Iterator[Batch]":
-        """The batch in parts of at most ``size`` samples."""
+        """Split the batch into parts of about the same size, at most ``size`` samples each.
+
+        No part is a single sample if it need not be: many kernels treat that as a case of its own.
+        """
         if len(self) <= size:
             yield self
             return
-        for i in range(0, len(self), size):  # one by one: the first of many is often all
-            yield self.map(lambda t, i=i: t[i : i + size])  # type: ignore[misc]
+        count = -(-len(self) // size)
+        for i in range(count):  # one by one: the first of many is often all
+            of = slice(len(self) * i // count, len(self) * (i + 1) // count)
+            yield self.map(lambda t, of=of: t[of])  # type: ignore[misc]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """The batch with ``function`` applied to every tensor in it."""

@@ -131,6 +131,16 @@ class Batches:
             for raw in self._parts:
                 yield from as_batch(raw, self.split, self._targetless).split(size)
 
+    def first(self, count: int) -> Batch:
+        """Return the first ``count`` samples, or those of the first batch if it has fewer."""
+        if self._whole is not None:
+            batch = self._whole
+        elif isinstance(self._parts, list):
+            batch = self._parts[0]
+        else:
+            batch = as_batch(next(iter(self._parts)), self.split, self._targetless)
+        return batch.map(lambda t: t[:count])
+
     def parts(self, count: int) -> Iterator[Batch]:
         """All samples in order, in so many batches of about the same size."""
         if self._whole is None:
@@ -198,7 +208,7 @@ class Batches:
             if room <= 0:
                 more = True
                 break
-            batch = next(batch.split(room))
+            batch = batch.map(lambda t, room=room: t[:room])  # type: ignore[misc]
             count, size = count + len(batch), size + bytes_of(batch)
             if size > self._limit:
                 raise InputError(

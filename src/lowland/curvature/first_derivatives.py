@@ -29,6 +29,12 @@ _SCALED = (
     "(scale_grad_by_freq?), so that it is not that of the loss"
 )
 
+_ALONE = (
+    "torch differentiates a sample of this model by itself otherwise than two of them together, "
+    "by a defect of one of its operations; take at least two samples, and batch_size=... or "
+    "memory=... for as many at once"
+)
+
 
 def wrong_gradients(problem: Problem) -> dict[str, str]:
     """The parameters by which torch's gradient is not that of the loss, and why, in words."""
@@ -49,6 +55,9 @@ def _seen(problem: Problem) -> tuple[dict[str, str], bool]:
         problem.check_tensors()
         with problem.measuring():
             tried = trials(problem)
+            for _, batch in tried:
+                if len(batch) == 1:
+                    check_alone(problem, batch)
             every = [_refuted(problem, losses_in_double(problem, b), at) for at, b in tried]
             wrong = {name: _ANOTHERS for names in every for name in names or ()}
             wrong |= dict.fromkeys(_not_added(problem, tried[0][0]), _SCALED)
@@ -157,10 +166,55 @@ class _Comparison:
         return {**self._params, **moved}
 
 
-def _not_added(problem: Problem, params: dict[str, Tensor]) -> list[str]:
-    """The parameters by which the gradient of a batch is not the sum over its samples.
+def check_alone(problem: Problem, sample: Batch) -> None:
+    """Refuse a batch of one sample if torch differentiates it otherwise than a batch of two.
 
-    So it is where torch divides by how often a token occurs in the batch.
+    A dimension of size one leaves the order of a tensor's strides open, and kernels of torch's
+    (BatchNorm's backward pass in eval mode) read some orders wrongly. The sample is compared with
+    twice itself, once for a problem: all other batches are of the kind that differences confirm.
+    """
+
+    def differs() -> bool:
+        pair = sample.map(lambda t: torch.cat([t, t]))
+        with problem.measuring():
+            alone, together = (_derivatives(problem, batch) for batch in (sample, pair))
+        allowed = torch.finfo(problem.dtype).eps ** 0.5
+        return any(
+            float((2 * one - two).norm()) > allowed * float(two.norm())
+            for one, two in zip(alone, together, strict=False)
+        )
+
+    if problem.whole.found(check_alone, differs):
+        raise InputError(_ALONE)
+
+
+def _derivatives(problem: Problem, batch: Batch) -> list[Tensor]:
+    """Return the gradient of a batch's summed loss, and the Hessian times a random vector.
+
+    What torch cannot compute is left out.
+    """
+    leaves = [p.detach().requires_grad_() for p in problem.select().values()]
+    generator = torch.Generator(device=problem.device).manual_seed(0)
+    found: list[Tensor] = []
+    try:
+        y = problem.batch_losses(batch, dict(zip(problem.select(), leaves, strict=True))).sum()
+        for _ in range(2):
+            slopes = torch.autograd.grad(y, leaves, create_graph=True, materialize_grads=True)
+            found.append(torch.cat([slope.detach().flatten() for slope in slopes]))
+            noise = (torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in slopes)
+            y = torch.stack([(g * u).sum() for g, u in zip(slopes, noise, strict=True)]).sum()
+            if not y.requires_grad:
+                break
+    except (RuntimeError, NotImplementedError):
+        pass
+    return found
+
+
+def _not_added(problem: Problem, params: dict[str, Tensor]) -> list[str]:
+    """Return the parameters by which the gradient of a batch is not the sum over its samples.
+
+    So it is where torch divides by how often a token occurs in the batch. The batch twice must have
+    twice the gradient.
     """
     batch = problem.first(_ADDED)
     leaves = [p.detach().requires_grad_() for p in params.values()]
@@ -170,13 +224,12 @@ def _not_added(problem: Problem, params: dict[str, Tensor]) -> list[str]:
         return torch.autograd.grad(loss, leaves, materialize_grads=True)
 
     try:
-        whole = gradient(batch)
-        parts = [gradient(part) for part in batch.split(-(-len(batch) // 2))]
+        once, twice = gradient(batch), gradient(batch.map(lambda t: torch.cat([t, t])))
     except (RuntimeError, NotImplementedError):
         return []
-    size = max(float(g.norm()) for g in whole)
+    size = max(float(g.norm()) for g in twice)
     return [
         name
-        for name, together, *apart in zip(params, whole, *parts, strict=True)
-        if float((together - torch.stack(apart).sum(0)).norm()) > 1e-6 * size
+        for name, one, two in zip(params, once, twice, strict=True)
+        if float((two - 2 * one).norm()) > 1e-6 * size
     ]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lowland.batches import Batch
+from lowland.curvature.first_derivatives import check_alone
 from lowland.curvature.graph import Graph
 from lowland.curvature.uses import Use, product
 from lowland.errors import InputError
@@ -43,6 +44,8 @@ class ForwardPass:
     def __init__(self, problem: Problem, batch: Batch, names: Iterable[str]) -> None:
         problem.check_whole()
         self.batch, self.count = batch, len(batch)
+        if self.count == 1:
+            check_alone(problem, batch)
         params = problem.params
         self.leaves = {name: params[name].detach().requires_grad_() for name in names}
         self.outputs = problem.outputs(batch.inputs, self.leaves)
@@ -90,7 +93,7 @@ class ForwardPass:
                 if arrangement is not None:
                     x, delta = arrangement(use.x), arrangement(marks[0])
                     delta = delta * weights.view(n, *[1] * (delta.ndim - 1))
-                    sums[use.places.flatten()] += _summed(use, x, delta)
+                    sums[use.places.flatten()] += summed(use.places, x, delta)
                     terms += float(x.norm() * delta.norm())
             eps = torch.finfo(sums.dtype).eps
             limit = eps**0.5 * max(gradient.norm(), sums.norm()) + 16 * eps * terms
@@ -126,17 +129,18 @@ class ForwardPass:
         return self.arrangements[name][number](rows, axis=1).transpose(0, 1)
 
     def as_outputs(self, name: str, number: int, values: Tensor) -> Tensor:
-        """Values (b, n, T, ...) in the shape of the use's outputs, (b, *outputs).
+        """Return values (b, n, T, ...) in the shape of the use's outputs, (b, *outputs).
 
         Grouping rows by sample is linear and moves every number to one place, so that its
-        transpose takes it back.
+        transpose takes it back. The outcome is contiguous: torch's backward pass of BatchNorm
+        misreads a single sample whose strides are in another order.
         """
         use, arrangement = self.uses[name][number], self.arrangements[name][number]
         with torch.enable_grad():
             outputs = values.new_zeros(len(values), *use.output_shape, requires_grad=True)
             arranged = arrangement(use.rows(outputs), axis=1)
         (back,) = torch.autograd.grad(arranged, outputs, values)
-        return back
+        return back.contiguous()
 
 
 def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
@@ -159,9 +163,9 @@ def _use(leaf: Tensor, node: Any, argument: int, in_series: bool) -> Use:
     return Use(role.operation, node, x, role.rows, role.entries(index), in_series)
 
 
-def _summed(use: Use, x: Tensor, delta: Tensor) -> Tensor:
-    """The sum over samples of the gradients with respect to the use's own weights, (m,)."""
-    if use.places.ndim == 3:
+def summed(places: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+    """Return the sum over samples of the gradients with respect to a use's own weights, (m,)."""
+    if places.ndim == 3:
         return torch.einsum("ntgo,ntgi->goi", delta, x).flatten()
     return (delta * x).sum((0, 1))
 

@@ -15,6 +15,7 @@ from lowland.batches import Batch
 from lowland.budget import check_time
 from lowland.curvature import block_products, products
 from lowland.curvature.block_products import BlockProduct, ColumnByColumn, Matrix, Tapes
+from lowland.curvature.first_derivatives import check_alone
 from lowland.curvature.jacobians import check_output_differences, jacobian_way
 from lowland.curvature.memory import samples_within
 from lowland.curvature.precision import rounding
@@ -160,6 +161,8 @@ class Curvature(ABC):
             if i < len(self._graphs):
                 yield self._graphs[i]
                 continue
+            if len(batch) == 1:
+                check_alone(self.problem, batch)
             product = self._blocks(batch)
             if samples <= round(self.kept * len(self.problem.train)):
                 self._graphs.append(product)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.curvature.forward import ForwardPass, gradients, jacobian
+from lowland.curvature.forward import ForwardPass, gradients, jacobian, summed
 from lowland.curvature.layer_search import Layer, give_up, outputs_of_a_sample
 from lowland.curvature.memory import samples_within
 from lowland.curvature.precision import rounding
@@ -59,6 +59,12 @@ class Term:
         if self.places.ndim == 3:
             return torch.einsum("nctgo,ntgi->ncgoi", self.J, self.x).flatten(2)
         return torch.einsum("nctm,ntm->ncm", self.J, self.x)
+
+    def outputs(self, v: Tensor) -> Tensor:
+        """Return what the use makes of a flat parameter, (n, T, G, out) or (n, T, m)."""
+        if self.places.ndim == 3:
+            return torch.einsum("goi,ntgi->ntgo", v[self.places], self.x)
+        return v[self.places] * self.x
 
 
 @dataclass(frozen=True)
@@ -189,11 +195,13 @@ def factors(
         each = sum(factor_bytes(problem, layer, kind)[1] for layer in chosen)
         for batch in problem.batches(split, samples_within(problem, each)):
             seen = ForwardPass(problem, batch, left)
+            left = {name: layer for name, layer in left.items() if name not in seen.opaque}
+            parts = of_batch(problem, batch, seen, seen.reached(left), kind)
             give_up(problem, seen.opaque)
             left = {name: layer for name, layer in left.items() if name not in seen.opaque}
             if not left:
                 return
-            yield of_batch(problem, batch, seen, seen.reached(left), kind)
+            yield parts
 
 
 def sample_gradients(problem: Problem, batch: Batch, layer: Layer) -> Tensor:
@@ -253,7 +261,8 @@ def of_batch(
     if rest:
         check_double_backward(problem, rest)
         losses = problem.loss(seen.outputs, batch.targets)
-        parts |= {name: _twice(losses, seen, layer) for name, layer in rest.items()}
+        twice = {name: _twice(losses, seen, layer) for name, layer in rest.items()}
+        parts |= {name: part for name, part in twice.items() if part is not None}
     return parts
 
 
@@ -300,8 +309,11 @@ def _fisher(losses: Tensor, seen: ForwardPass, chosen: dict[str, Layer]) -> dict
     }
 
 
-def _twice(losses: Tensor, seen: ForwardPass, layer: Layer) -> Factors:
-    """The loss differentiated twice with respect to the outputs of all uses of one parameter."""
+def _twice(losses: Tensor, seen: ForwardPass, layer: Layer) -> Factors | None:
+    """Differentiate the loss twice with respect to the outputs of all uses of one parameter.
+
+    None where the block is not the one that autograd multiplies by: ``seen.opaque`` says so then.
+    """
     name, uses = layer.parameter, seen.uses[layer.parameter]
     if any(use.in_series for use in uses):
         raise InputError(
@@ -310,25 +322,65 @@ def _twice(losses: Tensor, seen: ForwardPass, layer: Layer) -> Factors:
         )
 
     def flat(every: Sequence[Tensor]) -> Tensor:
-        """The gradients of all uses side by side, by sample, (n, D)."""
+        """Return the gradients of all uses side by side, by sample, (n, D)."""
         parts = [seen.by_sample(name, i, g.unsqueeze(0)) for i, g in enumerate(every)]
         return torch.cat([part.flatten(1) for part in parts], 1)
 
-    gradient = flat(gradients(losses, uses, create_graph=True))
+    slopes = gradients(losses, uses, create_graph=True)
+    gradient = flat([slope.detach() for slope in slopes])
     n, D = gradient.shape
-    if gradient.requires_grad:
-        A = torch.stack([flat(gradients(gradient[:, d], uses)) for d in range(D)], 1).detach()
-        A = (A + A.mT) / 2
-    else:  # the loss is linear here
-        A = gradient.new_zeros(n, D, D)
-    eye = torch.eye(D, dtype=A.dtype, device=A.device)
+    A, eye = gradient.new_zeros(n, D, D), torch.eye(D, dtype=gradient.dtype, device=gradient.device)
     terms, start = [], 0
-    for use, x, arrangement in zip(uses, seen.inputs(name), seen.arrangements[name], strict=True):
-        shape = arrangement(use.rows(gradient.new_zeros(1, *use.output_shape))[0]).shape[1:]
+    for i, (use, x, slope) in enumerate(zip(uses, seen.inputs(name), slopes, strict=True)):
+        shape = seen.by_sample(name, i, slope.detach().unsqueeze(0)).shape[2:]
         own = eye[:, start : start + shape.numel()].view(D, *shape)
         terms.append(Term(x, own.expand(n, *own.shape), use.places))
+        if slope.requires_grad and slope.numel():  # the loss may be linear here, or no sample come
+            for d in range(start, start + shape.numel()):
+                row = seen.as_outputs(name, i, own[d].expand(1, n, *shape))[0]
+                A[:, d] = flat(gradients(slope, uses, row))
         start += shape.numel()
+    A = (A + A.mT) / 2
+    if not _is_autograds(losses, seen, name, terms, A):
+        seen.opaque[name] = "has second derivatives that do not follow from those by its outputs"
+        return None
     return Factors(layer, _merged(terms), A, "double backward of the layer's outputs")
+
+
+def _is_autograds(
+    losses: Tensor, seen: ForwardPass, name: str, terms: list[Term], A: Tensor
+) -> bool:
+    """Whether the samples' blocks, each times a random number, multiply as autograd does.
+
+    One more backward pass, where there is one for each row of A, verifies every sample.
+    """
+    leaf = seen.leaves[name]
+    generator = torch.Generator(device=A.device).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=A.dtype, device=A.device)
+
+    weights, v = random(len(A)), random(*leaf.shape)
+    (gradient,) = torch.autograd.grad(
+        losses, leaf, weights.to(losses.dtype), create_graph=True, materialize_grads=True
+    )
+    expected = torch.zeros_like(v)
+    if gradient.requires_grad:
+        (expected,) = torch.autograd.grad(
+            gradient, leaf, v.to(gradient.dtype), retain_graph=True, materialize_grads=True
+        )
+    moves = torch.cat([term.outputs(v.flatten()).flatten(1) for term in terms], 1)  # (n, D)
+    answers = weights.unsqueeze(1) * (A @ moves.unsqueeze(2)).squeeze(2)
+    sums, bound, start = torch.zeros_like(v).flatten(), 0.0, 0
+    for term in terms:
+        shape = term.J.shape[2:]
+        own = answers[:, start : start + shape.numel()].view(-1, *shape)
+        sums.index_add_(0, term.places.flatten(), summed(term.places, term.x, own).flatten())
+        bound += float(term.x.norm() * A.norm() * moves.norm())
+        start += shape.numel()
+    eps = torch.finfo(A.dtype).eps
+    limit = eps**0.5 * max(float(expected.norm()), float(sums.norm())) + 16 * eps * bound
+    return float((sums - expected.flatten()).norm()) <= limit
 
 
 def _merged(terms: list[Term]) -> list[Term]:

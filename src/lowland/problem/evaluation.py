@@ -161,9 +161,9 @@ class Evaluation:
 
     def first(self, count: int, split: str = "train") -> Batch:
         """The first ``count`` samples, or those of the first batch if it has fewer."""
-        if self.sharded:
-            return self.place(self.data(split).take(slice(count)))
-        return next(self.batches(split, count))
+        if self._batch_size is not None:
+            count = min(count, self._batch_size)
+        return self.place(self.data(split).first(count))
 
     def same_everywhere(self, batch: Batch) -> Batch:
         """The batch; for a sharded model that of the first rank, so that ranks decide alike."""

@@ -8,6 +8,7 @@ letters or more are words. Whatever cannot be read in this way is shown as it is
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from markupsafe import Markup, escape
 
@@ -44,8 +45,9 @@ class _Unreadable(Exception):
     pass
 
 
+@cache
 def mathml(text: str) -> Markup:
-    """The formula as a <math> element; as plain text where it cannot be read.
+    """Return the formula as a <math> element; as plain text where it cannot be read.
 
     >>> print(mathml("1 / x"))
     <math displaystyle="true"><mfrac><mn>1</mn><mi>x</mi></mfrac></math>

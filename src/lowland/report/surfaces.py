@@ -200,7 +200,7 @@ def _named(place: int, mark: Mark) -> str:
 
 
 def _grid(values: np.ndarray) -> list[list[float | None]]:
-    return [[_short(value) for value in row] for row in values]
+    return [axes.values(row) for row in values]
 
 
 def _solid(
