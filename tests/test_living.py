@@ -291,6 +291,24 @@ def test_a_structure_or_precision_that_changes_is_refused_in_words():
         Problem(model, "cross_entropy", data()).of(model.half()) and problem.losses()
 
 
+def test_an_operator_that_cannot_be_prepared_refuses_every_time():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    H = ll.hessian(Problem(model, "cross_entropy", data()))
+    v = torch.ones(H.size)
+    expected = H @ v
+    model[0].weight.requires_grad_(False)
+    for _ in range(2):
+        with pytest.raises(InputError, match="make a new operator"):
+            H @ v
+    model[0].weight.requires_grad_(True)
+    model[0].weight.data[0, 0], kept = torch.nan, float(model[0].weight[0, 0])
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"'0.weight' holds 1 NaN"):
+            H @ v
+    model[0].weight.data[0, 0] = kept
+    torch.testing.assert_close(H @ v, expected)
+
+
 # Problems that are made from others ---------------------------------------------------------------
 
 

@@ -67,17 +67,18 @@ class Curvature(ABC):
 
         An error if it has other parameters than the operator was made for.
         """
-        problem, sizes = self.problem, [(name, p.shape) for name, p in self.params.items()]
-        self._graphs: list[BlockProduct] = []  # of the first batches,
-        self._graphed = 0  # which have so many samples
-        self.params = problem.select(self._chosen)
-        if sizes != [(n, p.shape) for n, p in self.params.items()] or self.dtype != problem.dtype:
+        problem = self.problem
+        state, params = problem.state, problem.select(self._chosen)
+        before, now = ([(n, p.shape) for n, p in ps.items()] for ps in (self.params, params))
+        if before != now or self.dtype != problem.dtype:
             raise InputError(
                 f"the parameters that are measured are others than this {self.kind} matrix was "
                 "made for (requires_grad, shape or precision have changed); make a new operator"
             )
+        self._graphs: list[BlockProduct] = []  # of the first batches,
+        self._graphed = 0  # which have so many samples
+        self.params = params
         self.precision = rounding(self.dtype)  # of products, as a share of the matrix's norm
-        self._state = problem.state
         with problem.measuring():
             self._build, chosen = self._choose()
             self.strategy = chosen.name
@@ -92,6 +93,7 @@ class Curvature(ABC):
             fits = problem.memory // 2 // each if chosen.keeps_graph else 0
             # The share of the samples whose graphs are kept: all, or that of whole batches.
             self.kept = 1.0 if fits >= count else fits // self._chunk * self._chunk / count
+        self._state = state
 
     def _tapes(self) -> Tapes | None:
         """The way to multiply by many columns at once, if single products confirm it."""
