@@ -301,7 +301,8 @@ def test_an_operator_that_cannot_be_prepared_refuses_every_time():
         with pytest.raises(InputError, match="make a new operator"):
             H @ v
     model[0].weight.requires_grad_(True)
-    model[0].weight.data[0, 0], kept = torch.nan, float(model[0].weight[0, 0])
+    kept = model[0].weight.data[0, 0].clone()
+    model[0].weight.data[0, 0] = torch.nan
     for _ in range(2):
         with pytest.raises(InputError, match=r"'0.weight' holds 1 NaN"):
             H @ v
