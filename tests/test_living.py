@@ -200,7 +200,7 @@ def check(seed: int, change, *, half: bool = False, parts: bool = True, **option
         assert_same(found, {name: new[name] for name in found})
 
 
-@pytest.mark.parametrize("change", [opened, past_versions, assigned, frozen])
+@pytest.mark.parametrize("change", [opened, past_versions, frozen])
 def test_after_a_change_every_number_is_that_of_a_new_problem(change):
     check(CHANGES.index(change), change, dtype=torch.float64, parts=False)
 
