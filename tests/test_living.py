@@ -200,9 +200,8 @@ def check(seed: int, change, *, half: bool = False, parts: bool = True, **option
         assert_same(found, {name: new[name] for name in found})
 
 
-@pytest.mark.parametrize("change", [opened, past_versions])
-def test_after_a_change_every_number_is_that_of_a_new_problem(change):
-    check(CHANGES.index(change), change, dtype=torch.float64, parts=False)
+def test_after_a_change_every_number_is_that_of_a_new_problem():
+    check(2, past_versions, dtype=torch.float64, parts=False)
 
 
 @pytest.mark.slow
