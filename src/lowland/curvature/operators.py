@@ -118,14 +118,15 @@ class Curvature(ABC):
 
         An error if the problem has other parameters than the operator was made for.
         """
-        problem, sizes = self.problem, [(name, p.shape) for name, p in self.params.items()]
-        self.params = problem.select(self._chosen)
-        if sizes != [(n, p.shape) for n, p in self.params.items()] or self.dtype != problem.dtype:
+        problem = self.problem
+        state, params = problem.state, problem.select(self._chosen)
+        before, now = ([(n, p.shape) for n, p in ps.items()] for ps in (self.params, params))
+        if before != now or self.dtype != problem.dtype:
             raise InputError(
                 f"the parameters that are measured are others than this {self.kind} matrix was "
                 "made for (requires_grad, shape or precision have changed); make a new operator"
             )
-        state = problem.state
+        self.params = params
         with differentiating(), problem.measuring():
             build, chosen, precision = self._choose()
             tapes = self._tapes(build) if chosen.keeps_graph else None
