@@ -16,7 +16,7 @@ SOURCE = Path(lowland.__file__).parent
 # know each other. A room may stand here before it is built.
 FLOORS = (
     ("errors", "wording"),
-    ("figures",),
+    ("figures", "reading"),
     ("findings", "manifest", "budget"),
     ("atomic", "distributed", "usercode"),
     ("losses", "batches"),
@@ -47,9 +47,11 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY = {
     "findings": {"errors", "figures"},
     "report": {"findings", "figures", "reference", "errors", "wording"},
-    "results": {"findings", "figures", "report", "atomic", "manifest", "errors"},
+    "results": {
+        *("findings", "figures", "report", "atomic", "manifest", "errors", "reading", "wording"),
+    },
     "comparison": {"findings", "results", "report", "atomic", "errors"},
-    "pictures": {"findings", "figures", "report", "atomic", "manifest", "errors"},
+    "pictures": {"findings", "figures", "report", "atomic", "manifest", "errors", "reading"},
 }
 
 

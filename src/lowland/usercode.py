@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lowland.errors import InputError
+from lowland.reading import content
 from lowland.wording import suggestion
 
 # Whose frames at the end of a traceback do not make an error the user's.
@@ -36,7 +37,7 @@ def source_digest(path: str) -> str:
     """
     file = _source_file(path.partition(":")[0])
     with contextlib.suppress(OSError):
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+        return hashlib.sha256(content(Path(file))).hexdigest()[:16] if file else ""
     return ""
 
 

@@ -23,9 +23,9 @@ def measured_names(model: nn.Module, params: str, any_precision: bool = False) -
             "integers, which torch does not count among the parameters and which have no gradient; "
             "pass the float model that it was made from"
         )
-    if not every and (kinds := {str(p.dtype) for p in model.parameters()}):
+    if not every and (others := sorted({str(p.dtype) for p in model.parameters()})):
         raise InputError(
-            f"the model's parameters are all {', '.join(sorted(kinds))}, which have no gradient; "
+            f"the model's parameters are all {', '.join(others)}, which have no gradient; "
             "pass the model with floating-point weights"
         )
     if not every:

@@ -56,8 +56,8 @@ def density(spectrum: WholeSpectrum) -> Figure:
     )
     caption = (
         f"The {counted(spectrum.size, 'eigenvalue')} of the whole network's Hessian ({how}): most "
-        "lie at zero, the flat directions, and few far to the right, the sharp ones. Each is spread "
-        f"by a Gaussian of width {number(spectrum.bandwidth, 2)}."
+        "lie at zero, the flat directions, and few far to the right, the sharp ones. Each is "
+        f"spread by a Gaussian of width {number(spectrum.bandwidth, 2)}."
     )
     return Figure("density", title, caption, ("density", "hessian"), data, layout)
 
