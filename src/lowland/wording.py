@@ -43,5 +43,7 @@ def cell(value: object) -> object:
     >>> cell("=cmd()"), cell("plain"), cell(-1.5)
     ("'=cmd()", 'plain', -1.5)
     """
-    runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if runs else value
+    if not isinstance(value, str):
+        return value
+    mark = "'" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else ""
+    return mark + value.replace("\r", " ")  # which would begin a row, and is not quoted
