@@ -297,6 +297,7 @@ class _Conductor:
                 finished = [(run.document, run.files) for run in future.result()]
             except WorkerDied as error:
                 if len(stack.wanted) > 1:  # find out which of them it was
+                    self._count(stack)
                     todo.extend(stack.alone())
                     return
                 finished = stack.failed(str(error))
@@ -307,14 +308,19 @@ class _Conductor:
             for run, files in finished:
                 _check_code(run)
                 self.store.write(run["key"], run, files)
-            for name in stack.wanted:
-                run = self.store.read(name)
-                self.fresh += 1
-                self.left.discard(name)
-                if run["status"] == "done":
-                    self.trained[run["results"]["training"]] = name
+            self._count(stack)
         finally:
             stack.release()
+
+    def _count(self, stack: _PlannedStack) -> None:
+        """Take note of the runs of a stack that are stored by now."""
+        for name in stack.wanted:
+            if name in self.left and self.store.whole(name):
+                self.fresh += 1
+                self.left.remove(name)
+                run = self.store.read(name)
+                if run["status"] == "done":
+                    self.trained[run["results"]["training"]] = name
 
     def _report(self, running: Collection[_PlannedStack]) -> None:
         told = [(stack, stack.told()) for stack in running]

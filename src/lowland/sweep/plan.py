@@ -16,8 +16,9 @@ from lowland.sweep.keys import code_digest, key, key_of, training_key, users_cod
 from lowland.sweep.store import Store
 from lowland.sweep.trial import Run, Trial, run_of
 
-# Networks of a stack: more gain little, and what still trains is what an interrupt can cost. Convolutions
-# train one by one, and what a network of the user's is made of shows only when it is built.
+# Networks of a stack: more gain little, and what still trains is what an interrupt can cost.
+# Convolutions train one by one, and what a network of the user's is made of shows only when it is
+# built.
 STACK, CONVOLUTIONS, USERS = 16, 1, 4
 
 # Runs that differ in these have other shapes, or take other steps.
