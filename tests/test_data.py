@@ -195,7 +195,7 @@ def test_a_cifar_pickle_takes_no_more_memory_than_a_batch(tmp_path):
     os.truncate(tmp_path / "size" / batch, 3 << 30)
     memo, size = refused("cifar10", [tmp_path / "memo", tmp_path / "size"])
     assert "data_batch_1 is no CIFAR" in memo
-    assert "and no CIFAR-10 batch more than 32,000,000" in size
+    assert "at most 32,000,000 are read" in size
 
 
 def test_missing_idx_files_are_named_and_present_ones_are_not(tmp_path):

@@ -70,6 +70,8 @@ def with_parts(results: Results, sharp: float, flat: float, mean: float = 0.0) -
     results = changed(results, "duality.totals", **parts)
     ends = sorted(factor * (sharp - flat) for factor in (0.5, 1.5))
     results = changed(results, "duality.totals.intervals", difference=tuple(ends))
+    rows = tuple(replace(row, sharp=sharp, flat=flat) for row in results.layer_rows)
+    results = replace(results, layer_rows=rows)
     return changed(results, "outcome", gap=total, test_loss=total + 5e-4, train_loss=5e-4)
 
 
@@ -78,23 +80,24 @@ def test_answer_names_the_sharp_directions(results: Results) -> None:
     assert answer(results) == (
         "This minimum loses 0.162 more on unseen data than on its training data (test error 4.6 %, "
         "training error 0.0 %). 58 % of that gap comes from the 10 sharpest of 900 weight "
-        "directions of layer '2', which suggests flattening those first (larger learning rate, "
-        "smaller batches, SAM); over the 2 layers, the sharp part of it goes from 66 % to 66 %."
+        "directions of layer '2', which is weak evidence for a flatter solution: try weight "
+        "decay, dropout and SAM, and keep what is best on data that this analysis has not seen, "
+        "which lowered the test error of 193 dense networks by 9.4 % (95 % interval 7.3 to 11.7 %);"
+        " over the 2 layers, the sharp part of it goes from 58 % to 58 %."
     )
 
 
 def test_answer_names_the_flat_directions(results: Results) -> None:
     results = with_parts(results, 0.05, 0.15)
     assert "75 % of that gap comes from the 890 flatter of 900" in answer(results)
-    assert "suggests a smaller solution first (weight decay" in answer(results)
-    assert "SAM" not in answer(results)
+    assert "which is weak evidence for a smaller solution: try weight decay" in answer(results)
 
 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
         ((0.1, 0.1, 0.0), "about equally (50 % from the 10 sharpest"),
-        ((0.2, -0.01, 0.0), "(the others lower it by 0.0100)"),
+        ((0.2, -0.01, 0.0), "(the 890 other directions lower it by 0.0100)"),
         ((0.2, 0.0, 0.0), "All of that gap comes from the 10 sharpest"),
         ((-0.01, 0.2, 0.0), "All of that gap comes from the 890 flatter"),
         ((-0.01, 0.19, 0.02), "95 % of that gap comes from the 890 flatter"),
@@ -387,7 +390,7 @@ def test_the_policy_allows_two_scripts_by_their_hashes_and_nothing_else(results:
 def test_what_the_answer_rests_on_is_told(results: Results) -> None:
     told = {fact.words: fact.good for fact in sure(results)}
     assert told.pop("gap 0.183 ± 0.010 (two standard errors, 1,000 test samples)") is True
-    assert told.pop("all 2 checks passed") is True
+    assert told.pop("2 of 2 checks passed") is True
     assert told.pop("at a minimum, as far as can be told") is True
     (split,) = told
     assert split.startswith("sharp part 0.10 to 0.20, flat part 0.20 to 0.30, their difference")

@@ -15,7 +15,8 @@ SOURCE = Path(lowland.__file__).parent
 # From the top floor down: a room imports only from floors above its own. Rooms on one floor do not
 # know each other. A room may stand here before it is built.
 FLOORS = (
-    ("errors", "figures"),
+    ("errors", "wording"),
+    ("figures", "reading"),
     ("findings", "manifest", "budget"),
     ("atomic", "distributed", "usercode"),
     ("losses", "batches"),
@@ -45,10 +46,12 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # What shows saved results needs no torch, so it sees nothing of what computes them.
 ONLY = {
     "findings": {"errors", "figures"},
-    "report": {"findings", "figures", "reference", "errors"},
-    "results": {"findings", "figures", "report", "atomic", "manifest", "errors"},
+    "report": {"findings", "figures", "reference", "errors", "wording"},
+    "results": {
+        *("findings", "figures", "report", "atomic", "manifest", "errors", "reading", "wording"),
+    },
     "comparison": {"findings", "results", "report", "atomic", "errors"},
-    "pictures": {"findings", "figures", "report", "atomic", "manifest", "errors"},
+    "pictures": {"findings", "figures", "report", "atomic", "manifest", "errors", "reading"},
 }
 
 

@@ -190,7 +190,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no sums": (lambda f: (f / "SHA256SUMS").unlink(), "SHA256SUMS is missing"),
     "folder for a file": (
         lambda f: ((f / "arrays.npz").unlink(), (f / "arrays.npz").mkdir()),
-        "arrays.npz cannot be read: Is a directory",
+        "arrays.npz cannot be read: it is a directory",
     ),
     "empty": (empty, "run.json is missing"),
     "a file in its place": (

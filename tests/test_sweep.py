@@ -15,6 +15,7 @@ from commandline import run, run_inside
 from grids import GRID, RUNS
 from lowland.checkpoint import load_weights
 from lowland.errors import InputError
+from lowland.experiment.recording import recorded
 from lowland.experiment.subject import Subject
 from lowland.results import FILES
 from lowland.sweep import Configuration, Grid, Store, perform
@@ -256,6 +257,44 @@ def test_a_key_changes_with_every_setting():
     assert len(keys) == 5
     assert training_key(one) == training_key(Configuration(n_sharp=9, measures=("trace",)))
     assert training_key(one) != training_key(Configuration(seed=1))
+
+
+def test_an_interrupt_within_a_stack_loses_only_what_still_trains(tmp_path, monkeypatch):
+    """Resumed, it measures the others alone, and ends with the numbers of one undisturbed."""
+    grid = Grid(**SMALL, seed=range(5))
+    sweep(grid, tmp_path / "undisturbed", executor="serial")
+    calls = []
+
+    def counted(*given):
+        calls.append(given)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return recorded(*given)
+
+    monkeypatch.setattr("lowland.sweep.perform.recorded", counted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(grid, tmp_path / "cut", executor="serial")
+    assert len(Store(tmp_path / "cut").survey().whole) == 3
+    assert sweep(grid, tmp_path / "cut", executor="serial").fresh == 2
+    assert len(calls) == 4 + 2
+    one, other = (Store(tmp_path / name) for name in ("undisturbed", "cut"))
+    for name in one.survey().whole:
+        assert other.read(name)["results"] == one.read(name)["results"]
+        for file in ("weights.safetensors", "arrays.npz", "epochs.csv"):
+            assert (other.path(name) / file).read_bytes() == (one.path(name) / file).read_bytes()
+
+
+def test_a_worker_stores_only_where_its_sweep_has_the_lock(tmp_path):
+    runs = list(Grid(**SMALL, seed=range(2)))
+    stack = [run.to_dict() for run in runs]
+    store = Store(tmp_path, create=True)
+    with store.lock(key(runs[0])):
+        left = perform.perform(stack, [0, 1], {}, lambda now: None, store=tmp_path)
+        assert [run.document["key"] for run in left] == [key(runs[1])]
+        assert store.survey().whole == {key(runs[0])}
+        again = perform.perform(stack, [0, 1], {}, lambda now: None, store=tmp_path)
+    assert [run.document["key"] for run in again] == [key(runs[1])]
+    assert again[0].files["weights.safetensors"] == left[0].files["weights.safetensors"]
 
 
 def test_progress_and_status(tmp_path):

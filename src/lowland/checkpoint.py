@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lowland.errors import InputError
+from lowland.reading import check_file, text
 
 _WRAPPERS = ("module", "_orig_mod")  # what DDP and torch.compile put into every name
 _NESTS = ("state_dict", "model_state_dict", "model")  # where training scripts put a state dict
@@ -77,10 +78,11 @@ def weights_bytes(model: nn.Module) -> bytes:
 def _read(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         return _read_folder(path)
-    if not path.is_file():
+    if not path.exists():
         raise InputError(
             f"there is no checkpoint file {path}; expected .safetensors, or a torch file"
         )
+    check_file(path, "checkpoint")
     try:
         if path.suffix == ".safetensors":
             content: object = load_file(path)
@@ -124,9 +126,9 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 def _read_shards(index: Path) -> dict[str, Tensor]:
     """The tensors of all files that an index names, which lie beside it."""
     try:
-        places = json.loads(index.read_text("utf-8"))["weight_map"]
+        places = json.loads(text(index))["weight_map"]
         names = sorted({str(name) for name in places.values()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"checkpoint index {index} cannot be read; expected JSON with a 'weight_map' from "
             "names of weights to files"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lowland.errors import InputError
+from lowland.reading import content, opened, text
 
 SUMS = "SHA256SUMS"
 REPORT = "report.html"  # is not listed: `lowland report` draws it again from the files that are
@@ -34,10 +35,10 @@ def sums_text(sums: Mapping[str, str]) -> str:
 
 def read_sums(folder: Path) -> dict[str, str]:
     """The checksums by file that SHA256SUMS lists; every byte of it is as Lowland writes it."""
-    with reading(folder):
-        text = (folder / SUMS).read_bytes().decode()
-    sums = {match[2]: match[1] for line in text.split("\n") if (match := _SUM.fullmatch(line))}
-    if text != sums_text(sums):
+    with readable(folder):
+        listed = text(folder / SUMS)
+    sums = {match[2]: match[1] for line in listed.split("\n") if (match := _SUM.fullmatch(line))}
+    if listed != sums_text(sums):
         raise Damaged(f"{SUMS} is not a list that Lowland wrote")
     return sums
 
@@ -49,11 +50,11 @@ def read_listed(folder: Path) -> dict[str, bytes]:
 
 def read_checked(folder: Path, name: str, expected: str | None) -> bytes:
     """The content of a file, checked against its checksum."""
-    with reading(folder):
-        content = (folder / name).read_bytes()
-    if sha256(content) != expected:
+    with readable(folder):
+        found = content(folder / name)
+    if sha256(found) != expected:
         raise Damaged(f"{name} does not match {SUMS}")
-    return content
+    return found
 
 
 def check_files(folder: Path) -> None:
@@ -62,12 +63,12 @@ def check_files(folder: Path) -> None:
     A report may lie beside them, and what file managers leave.
     """
     listed = _listed(folder)
-    with reading(folder):
+    with readable(folder):
         there = {name for name in os.listdir(folder) if not is_litter(name)}
     for name in sorted(there - dict(listed).keys() - {SUMS, REPORT}):
         raise Damaged(f"{name} is not in {SUMS}")
     for name, expected in listed:
-        with reading(folder):
+        with readable(folder):
             digest = file_sha256(folder / name)
         if digest != expected:
             raise Damaged(f"{name} does not match {SUMS}")
@@ -89,15 +90,16 @@ def foreign_files(folder: Path) -> list[str]:
 def _is_ours(path: Path, sums: Mapping[str, str]) -> bool:
     if path.name == REPORT:
         return is_page(path)
-    return path.is_file() and file_sha256(path) == sums.get(path.name)
+    with contextlib.suppress(OSError):
+        return path.name in sums and file_sha256(path) == sums[path.name]
+    return False
 
 
 def is_page(path: Path) -> bool:
     """Whether a file is a page that Lowland wrote."""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
+    with contextlib.suppress(OSError), opened(path) as file:
         return PAGE_MARK.encode() in file.read(1000)
+    return False
 
 
 def is_report(path: Path) -> bool:
@@ -122,17 +124,17 @@ def is_litter(name: str) -> bool:
 
 def file_sha256(path: Path) -> str:
     """The checksum of a file, as ``sha256sum`` prints it."""
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sha256(content: bytes) -> str:
+def sha256(data: bytes) -> str:
     """The checksum of the content of a file."""
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextlib.contextmanager
-def reading(folder: Path) -> Iterator[None]:
+def readable(folder: Path) -> Iterator[None]:
     """Raise Damaged for a file of the folder that is missing, unreadable or no text."""
     try:
         yield

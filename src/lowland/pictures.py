@@ -11,6 +11,7 @@ from lowland.atomic import replaced_directory
 from lowland.errors import InputError
 from lowland.findings import FORMAT, Landscape, decode, encode
 from lowland.manifest import REPORT, Damaged, read_listed
+from lowland.reading import arrays
 
 DOCUMENT, ARRAYS = "landscape.json", "arrays.npz"
 
@@ -75,10 +76,10 @@ def load_landscape(directory: str | Path) -> Landscape:
     try:
         contents = read_listed(directory)
         document = json.loads(contents[DOCUMENT])
-        with np.load(io.BytesIO(contents[ARRAYS]), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        stored = arrays(contents[ARRAYS], ARRAYS)
     except Exception as error:
-        said = str(error) if isinstance(error, Damaged) else type(error).__name__
+        known = isinstance(error, Damaged | InputError)
+        said = str(error) if known else type(error).__name__
         raise InputError(
             f"the landscape in {directory} is damaged: {said}; draw it again"
         ) from error
@@ -88,4 +89,4 @@ def load_landscape(directory: str | Path) -> Landscape:
             f"the landscape in {directory} has format {came!r} and this Lowland reads format "
             f"{FORMAT}; draw it again"
         )
-    return decode(Landscape, document["landscape"], arrays)
+    return decode(Landscape, document.get("landscape"), stored)

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from lowland.errors import InputError
 from lowland.figures import FORMATS
 from lowland.findings import Results, from_json, to_json
 from lowland.manifest import REPORT, SUMS, Damaged, read_listed
+from lowland.reading import arrays
+from lowland.wording import cell
 
 RESULTS, ARRAYS, WEIGHTS, EPOCHS = (
     "results.json",
@@ -68,9 +69,9 @@ class Analysis:
 
     def files(self) -> dict[str, bytes]:
         """What is saved, by the names of the files; ``epochs.csv`` only after a training."""
-        document, arrays = to_json(self.results)
+        document, parts = to_json(self.results)
         archive = io.BytesIO()
-        np.savez(archive, **arrays)  # type: ignore[arg-type]
+        np.savez(archive, **parts)  # type: ignore[arg-type]
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         files = {RESULTS: text.encode(), ARRAYS: archive.getvalue(), WEIGHTS: self.weights}
         training = self.results.origin.training
@@ -94,7 +95,7 @@ def epochs_csv(curves: Mapping[str, Iterable[float]]) -> bytes:
     """Curves over the epochs as a table, with every digit."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["epoch", *curves])
+    table.writerow(["epoch", *map(cell, curves)])
     table.writerows(
         [i, *map(repr, map(float, row))]
         for i, row in enumerate(zip(*curves.values(), strict=True), 1)
@@ -119,33 +120,14 @@ def load(directory: str | Path) -> Analysis:
         for name in (RESULTS, ARRAYS, WEIGHTS):
             if name not in contents:
                 raise Damaged(f"{name} is not in {SUMS}")
-        arrays = _arrays(contents[ARRAYS])
     except Damaged as damage:
         raise InputError(
             f"the results in {directory} are damaged: {damage}; run the analysis again"
         ) from damage
     try:
-        return Analysis(from_json(contents[RESULTS], arrays), contents[WEIGHTS])
+        stored = arrays(contents[ARRAYS], ARRAYS)
+        return Analysis(from_json(contents[RESULTS], stored), contents[WEIGHTS])
     except InputError as error:
         raise InputError(
             f"the results in {directory} cannot be read: {error}; run the analysis again"
         ) from error
-
-
-def _arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an archive that is not compressed: they take no more than the archive does."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-        if size > len(content):
-            raise Damaged(
-                f"{ARRAYS} has {len(content):,} bytes and unpacks to {size:,}, and Lowland does "
-                "not compress it"
-            )
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except Damaged:
-        raise
-    except Exception as error:  # zip, zlib and numpy each have their own for damaged bytes
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Damaged(f"{ARRAYS} cannot be read ({said})") from error

@@ -1,7 +1,6 @@
 """The user's own functions: finding them, calling them, and telling their errors from ours."""
 
 import contextlib
-import difflib
 import hashlib
 import importlib
 import os
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lowland.errors import InputError
+from lowland.reading import content
+from lowland.wording import suggestion
 
 # Whose frames at the end of a traceback do not make an error the user's.
 _NOT_USERS = {"lowland", "torch", "numpy", "scipy", "safetensors", "cyclopts", "rich", "pandas"}
@@ -36,7 +37,7 @@ def source_digest(path: str) -> str:
     """
     file = _source_file(path.partition(":")[0])
     with contextlib.suppress(OSError):
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""
+        return hashlib.sha256(content(Path(file))).hexdigest()[:16] if file else ""
     return ""
 
 
@@ -79,9 +80,8 @@ def imported(path: str, option: str) -> Any:
         ) from error
     for part in name.split("."):
         if not hasattr(target, part):
-            near = difflib.get_close_matches(part, dir(target), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; name a function in it"
-            raise InputError(f"{option} {path}: {module_name} has no {name!r}{hint}")
+            hint = suggestion(part, dir(target)) or "name a function in it"
+            raise InputError(f"{option} {path}: {module_name} has no {name!r}; {hint}")
         target = getattr(target, part)
     return target
 

@@ -30,6 +30,7 @@ from lowland.findings import TRUSTED, Check, Decomposition, DualKind, Gauge, Lay
 from lowland.measures import Subset, stratified
 from lowland.problem import Problem
 from lowland.usercode import described
+from lowland.wording import counted
 
 WIDTHS = 100  # directions whose width is computed: enough for a picture
 # Directions x samples up to which widths and leading-order terms are computed: some seconds.
@@ -115,10 +116,10 @@ class Explanation:
         if how.brief:
             return steps
         if how.gauge != "balanced" and self._is_small:
-            steps["the same with balanced units"] = Step(self.balance, plain, plain)
+            steps["the split with balanced units"] = Step(self.balance, plain, plain)
         for what, names, run in (
-            ("the other layers", self._others, self.compare_layers),
-            ("the wide layers", self._wide, self.compare_wide_layers),
+            ("the split of the other layers", self._others, self.compare_layers),
+            ("the split of the wide layers", self._wide, self.compare_wide_layers),
         ):
             if names:
                 chosen = [layer(problem, name) for name in names]
@@ -262,8 +263,8 @@ class Explanation:
         far = [name for name in self._wide if seen_by_few and self._is_far(name)]
         if far:
             self.notes.append(
-                f"Layers without a useful dual that were not decomposed: "
-                f"{', '.join(map(repr, far))} (some pairs show that activities or losses are "
+                f"Not decomposed for want of a useful dual: layer "
+                f"{', layer '.join(map(repr, far))} (some pairs show that activities or losses are "
                 f"missed by more than {TRUSTED:.0%})."
             )
         if near := [name for name in self._wide if name not in far]:
@@ -319,26 +320,26 @@ class Explanation:
     def finish(self) -> None:
         """Note which layers have no useful dual."""
         if useless := [row for row in self.layer_rows if not row.trusted]:
-            reasons = "; ".join(f"{row.layer!r}: {row.doubt}" for row in useless)
-            self.notes.append(f"Layers without a useful dual: {reasons}.")
+            reasons = "; ".join(f"layer {row.layer!r}: {row.doubt}" for row in useless)
+            self.notes.append(f"Without a useful dual: {reasons}.")
 
 
 def _notes(split: Decomposition, choice: Choice) -> list[str]:
     """What a reader of the decomposition should know."""
     notes = []
-    totals, fit = split.totals, split.fit
+    totals, fit, have = split.totals, split.fit, ("has", "have")
     if fit.excluded:
         why = "its inputs are zero, or equal to the partner's"
         if fit.solving is not None:
             why = "its outputs are equal to the partner's, or no change of the weight gives them"
         notes.append(
-            f"{fit.excluded} test sample(s) have no dual shift in layer {split.layer!r} ({why}); "
-            f"they carry {fit.excluded_gap:.3g} of the gap."
+            f"{counted(fit.excluded, 'test sample', have)} no dual shift in layer "
+            f"{split.layer!r} ({why}), which makes {fit.excluded_gap:.3g} of the gap."
         )
     if choice.pairs.unpaired:
         notes.append(
-            f"{choice.pairs.unpaired} test sample(s) have a label that no training sample has, "
-            "and so no partner."
+            f"{counted(choice.pairs.unpaired, 'test sample', have)} a label that no training "
+            "sample has, and so no partner."
         )
     if split.widths is not None and np.isnan(split.widths.flatness).all():
         notes.append("The training loss is 0, so that no width F_n belongs to a factor of it.")

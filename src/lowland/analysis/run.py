@@ -178,7 +178,7 @@ def analyze(
     if origin is not None and origin.training is not None and not origin.training.converged:
         notes.append("The training stopped at its epoch limit before reaching its goal.")
     notes += [
-        f"{name[0].upper()}{name[1:]} was not computed: {schedule.reason(name)}."
+        f"{name[0].upper()}{name[1:]} was not computed ({schedule.reason(name)})."
         for name in (*steps, CONVERGENCE, *tasks.keys() & {LANDSCAPE})
         if name not in schedule.finished
     ]

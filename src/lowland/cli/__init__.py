@@ -76,5 +76,5 @@ def _explain(error: BaseException) -> NoReturn:
 
 def _end(message: str, code: int) -> NoReturn:
     line = " ".join(message.split())
-    terminal.complain("".join(c if c.isprintable() else "?" for c in line))
+    terminal.complain(line)
     sys.exit(code)

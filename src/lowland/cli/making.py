@@ -11,6 +11,7 @@ from lowland.cli.showing import show_analysis
 from lowland.cli.terminal import Results, fate_of, progress
 from lowland.errors import InputError
 from lowland.experiment import SETTINGS, Configuration
+from lowland.wording import counted
 
 if TYPE_CHECKING:
     from lowland.sweep import SweepProgress
@@ -145,7 +146,10 @@ def sweep(
     with Results() as results:
         done = 0
         with progress(quiet) as say:
-            say(f"{len(runs)} runs over {', '.join(runs.varied) or 'nothing'}; loading torch")
+            say(
+                f"{counted(len(runs), 'run')} over {', '.join(runs.varied) or 'nothing'}; "
+                "loading torch"
+            )
             from lowland.sweep import run
 
             def tell(now: "SweepProgress") -> None:
@@ -165,7 +169,8 @@ def sweep(
                 )
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"{done} of {len(runs)} runs are whole in {out}; the same command goes on"
+                    f"{done} of {counted(len(runs), 'run', ('is', 'are'))} whole in {out}; the "
+                    "same command goes on"
                 ) from None
         if as_json:
             results.json(

@@ -9,6 +9,7 @@ from lowland.cli.app import Json, Quiet, app, home
 from lowland.cli.making import told
 from lowland.cli.terminal import Results, progress
 from lowland.errors import InputError
+from lowland.reading import content
 
 if TYPE_CHECKING:
     from lowland.studies import Outcome
@@ -167,8 +168,8 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
 def _check_ours(target: Path, figures: list[str]) -> None:
     """Raise if a page or its figures would take the place of files that are not ours."""
     if target.is_file():
-        text = target.read_text(encoding="utf-8", errors="replace")
-        foreign = [] if "command: `lowland reproduce " in text else [target.name]
+        written = content(target).decode(errors="replace")
+        foreign = [] if "command: `lowland reproduce " in written else [target.name]
     else:
         foreign = [name for name in figures if (target.parent / name).exists()]
     if foreign:

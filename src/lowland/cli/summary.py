@@ -13,6 +13,7 @@ from rich.text import Text
 from lowland.budget import in_words
 from lowland.report.numbers import number
 from lowland.report.words import standing
+from lowland.wording import counted
 
 if TYPE_CHECKING:
     from lowland.comparison import Comparison
@@ -101,7 +102,7 @@ def draw_comparison(console: Console, comparison: "Comparison") -> None:
         table.add_row(f"  due to {name}", *_change(part), *halves)
     console.print(table)
     console.print()
-    pairs = f"{number(results.pairs)} pairs of samples, by the {results.dual}-level dual"
+    pairs = f"{counted(results.pairs, 'pair')} of samples, by the {results.dual}-level dual"
     console.print(Text(pairs))
 
 
@@ -134,7 +135,7 @@ def draw_stress(console: Console, title: str, stress: "Stress") -> None:
     console.print(table)
     console.print()
     if missing:
-        console.print(Text(f"do not apply: {', '.join(missing)}"))
+        console.print(Text(f"without a value: {', '.join(missing)}"))
     for by, why in stress.skipped.items():
         console.print(Text(f"{by}: {why}"))
     for name, by in stress.broken():
@@ -169,8 +170,8 @@ def draw_sweep(console: Console, summary: "Summary", varied: list[str]) -> None:
     there = runs - summary.fresh
     console.print(
         Text(
-            f"{runs} runs in {summary.directory}: {summary.fresh} done now"
-            + (f", {there} were there" if there else ""),
+            f"{counted(runs, 'run')} in {summary.directory}: {summary.fresh} done now"
+            + (f", {there} there before" if there else ""),
             style="bold",
         )
     )
@@ -211,12 +212,12 @@ def _draw_means(console: Console, summary: "Summary", varied: list[str]) -> None
     console.print()
     console.print(drawn)
     if len(grouped) > 20:
-        console.print(Text(f"... and {len(grouped) - 20} more settings"))
+        console.print(Text(f"... and {counted(len(grouped) - 20, 'more setting')}"))
 
 
 def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]]) -> None:
     """A line for each sweep on a directory, and one for each stack that trains now."""
-    console.print(Text(f"{len(sweeps)} sweep(s) on {directory}", style="bold"))
+    console.print(Text(f"{counted(len(sweeps), 'sweep')} on {directory}", style="bold"))
     for sweep in sweeps:
         if sweep.get("unreadable"):
             console.print(
@@ -227,7 +228,9 @@ def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]])
         parts += [
             f"{sweep[name]} {name}" for name in ("failed", "unconverged", "missing") if sweep[name]
         ]
-        console.print(Text(f"{sweep['sweep']}: {sweep['runs']} runs: {', '.join(parts)}"))
+        console.print(
+            Text(f"{sweep['sweep']}: {counted(sweep['runs'], 'run')}: {', '.join(parts)}")
+        )
         for now in sweep["training"]:
             loss = "" if now["loss"] is None else f", loss {now['loss']:.2e}"
             console.print(Text(f"  training: epoch {now['epoch']}{loss}, {now['part']:.0%}"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from lowland.budget import Stage, in_words
 from lowland.errors import InputError
+from lowland.wording import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,23 @@ Say = Callable[[str], None]
 def complain(text: str) -> None:
     """Write a line on stderr; nothing happens where it cannot be written."""
     with contextlib.suppress(OSError):
-        print(f"lowland: {text}", file=sys.stderr, flush=True)
+        print(f"lowland: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def console(**options: Any) -> "Console":
+    """Return a rich console on which no text, whoever wrote it, is a command to the terminal."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def render(self, *given: Any, **more: Any) -> Iterator[Segment]:
+            """Render what is given, with control characters only where rich itself has them."""
+            for segment in super().render(*given, **more):
+                if segment.control is None:
+                    segment = segment._replace(text=printable(segment.text))
+                yield segment
+
+    return Plain(**options)
 
 
 class Results:
@@ -64,15 +81,13 @@ class Results:
 
     def text(self, draw: Callable[["Console"], None]) -> None:
         """Write what ``draw`` puts on a console of at most 80 columns."""
-        from rich.console import Console
-
-        outside = Console(file=self._stream)
+        outside = console(file=self._stream)
         drawn = io.StringIO()
-        inside = Console(
+        inside = console(
             file=drawn,
             width=min(WIDTH, outside.width),
             force_terminal=outside.is_terminal,
-            color_system=outside.color_system,  # type: ignore[arg-type]
+            color_system=outside.color_system,
             highlight=False,
         )
         draw(inside)
@@ -98,15 +113,13 @@ def progress(quiet: bool) -> Iterator[Say]:
     if quiet:
         yield lambda stage: _go_on()
         return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    screen = console(stderr=True)
+    if not screen.is_terminal:
         yield _lines()
         return
     from lowland.cli.bar import bar
 
-    with bar(console) as draw:
+    with bar(screen) as draw:
 
         def drawn(stage: str) -> None:
             _go_on()

@@ -12,6 +12,7 @@ from lowland.cli.showing import show_analysis
 from lowland.cli.terminal import Results, Say, fate_of, progress
 from lowland.errors import InputError
 from lowland.usercode import called, imported, loss_named
+from lowland.wording import counted
 
 if TYPE_CHECKING:
     from lowland.findings import Origin
@@ -316,7 +317,11 @@ def _write_figures(directory: Path, kind: str, out: Path, as_json: bool, quiet: 
         if as_json:
             results.json({"figures": [str(file) for file in files]})
         else:
-            results.text(lambda console: console.print(f"{len(files)} figures: {out}"))
+            from rich.text import Text
+
+            results.text(
+                lambda console: console.print(Text(f"{counted(len(files), 'figure')}: {out}"))
+            )
 
 
 def check_whose(model: str | None, checkpoint: Path | None, data: str | None, loss: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from lowland.data.folder import check_published, locate, missing
 from lowland.data.sampling import Samples
 from lowland.errors import InputError
+from lowland.reading import content
 
 FOLDER = "cifar-10-batches-py"
 PUBLISHED_COUNT = 10_000  # in each file
@@ -47,21 +48,18 @@ def read(name: str, data_dir: str | Path | None) -> tuple[Samples, Samples, Path
 
 def _batch(path: Path) -> Samples:
     """The images (N, 3, 32, 32) and labels (N,) of one file."""
-    size = path.stat().st_size
-    if size > LARGEST:
-        raise InputError(
-            f"{path} has {size:,} bytes, and no CIFAR-10 batch more than {LARGEST:,}; download it "
-            "anew"
-        )
-    content = path.read_bytes()
     try:
-        images, labels = _parse(content)
+        data = content(path, LARGEST)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; download it anew") from error
+    try:
+        images, labels = _parse(data)
     except InputError as error:
         raise InputError(f"{path} {error}; download it anew") from error
     except Exception as error:  # damaged pickles raise nearly anything, as pickle's manual says
         raise InputError(f"{path} is damaged or cut short ({error}); download it anew") from error
     if len(labels) == PUBLISHED_COUNT:
-        check_published(path, content, PUBLISHED[path.name])
+        check_published(path, data, PUBLISHED[path.name])
     return images, labels
 
 

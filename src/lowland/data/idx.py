@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lowland.data.folder import check_published, locate, missing
 from lowland.data.sampling import Samples
 from lowland.errors import InputError
+from lowland.reading import opened
 
 # md5 of the published files, unpacked, by the folder that torchvision gives each set.
 PUBLISHED = {
@@ -74,7 +75,7 @@ def _array(path: Path, item: tuple[int, ...], count: int, md5: str) -> NDArray[n
     """
     header = struct.Struct(f">{2 + len(item)}I")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        with opened(path) as whole, gzip.open(whole) if path.suffix == ".gz" else whole as file:
             head = file.read(header.size)
             size = _announced_size(path, head, header, item, count)
             body = head + file.read(size - header.size)

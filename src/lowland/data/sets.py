@@ -1,6 +1,5 @@
 """The data sets by name. A further one is one more function under ``@_register``."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from lowland.data import cifar, idx
 from lowland.data.sampling import Samples, stratified_split, stream
 from lowland.errors import InputError
+from lowland.wording import suggestion
 
 DIGITS = tuple("0123456789")
 
@@ -34,9 +34,10 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.name not in _SETS:
-            near = difflib.get_close_matches(self.name.lower(), _SETS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise InputError(f"no data set {self.name!r}; {hint}there are: {', '.join(_SETS)}")
+            hint = suggestion(self.name, _SETS)
+            raise InputError(
+                f"no data set {self.name!r}; {hint and f'{hint} '}there are: {', '.join(_SETS)}"
+            )
         for option in ("per_class", "test_per_class"):
             count = getattr(self, option)
             if count is not None and not (isinstance(count, Integral) and int(count) >= 1):

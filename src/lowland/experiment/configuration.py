@@ -1,6 +1,5 @@
 """Every setting that decides an experiment. No torch: mistakes are told at once."""
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from types import NoneType
 from typing import Any, Self, get_args, get_origin
 
 from lowland.errors import InputError
+from lowland.wording import suggestion
 
 # The rescalings after which measures can be taken again, with the factor of each: the first four
 # multiply weights, the last puts a half of every layer beside the rest (Tsuzuku et al., Eq. 26-30).
@@ -390,10 +390,8 @@ def check_key(name: str) -> None:
 
 
 def _hint(word: str, names: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
-    plain = str(word).strip().lower().replace("-", "_").replace(" ", "_")
-    alias = (aliases or {}).get(plain)
-    near = [alias] if alias else difflib.get_close_matches(plain, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    hint = suggestion(word, names, aliases)
+    return hint and f"; {hint}"
 
 
 def _shown(value: Any) -> str:

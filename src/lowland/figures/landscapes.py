@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lowland.figures.style import ABOVE, FLAT, MAP, MEAN, NEUTRAL, SHARP
+from lowland.figures.style import ABOVE, FLAT, MAP, MEAN, NEUTRAL, SHARP, plain
 
 LEVELS = 16
 DECADES = 1.5  # losses that span more are drawn by their logarithm
@@ -32,7 +32,7 @@ def draw_line(line: Any, ax: Any) -> None:
     elif every.size:  # the quadratic may leave the picture
         margin = 0.06 * float(np.ptp(every)) or 0.1
         ax.set_ylim(float(every.min()) - margin, float(every.max()) + margin)
-    ax.set(xlabel=_plain(line.axis.label), ylabel="loss")
+    ax.set(xlabel=plain(line.axis.label, 40), ylabel="loss")
     ax.legend(**ABOVE)
 
 
@@ -73,7 +73,7 @@ def draw_surface(surface: Any, ax: Any) -> None:
         ax.plot(r * np.cos(turn), r * np.sin(turn), ":", color="white", linewidth=1)
     first, last, bottom, top = surface.spans
     ax.set(xlim=(first, last), ylim=(bottom, top))
-    ax.set(xlabel=_plain(surface.axes[0].label), ylabel=_plain(surface.axes[1].label))
+    ax.set(xlabel=plain(surface.axes[0].label, 40), ylabel=plain(surface.axes[1].label, 40))
 
 
 def draw_solid(surface: Any, ax: Any) -> None:
@@ -103,11 +103,11 @@ def draw_path(path: Any, ax: Any) -> None:
     """The training loss on every way between two models, and the test loss, dashed."""
     for name, route in path.routes.items():
         colour = ROUTES.get(name, MEAN)
-        ax.plot(route.t, route.train, color=colour, label=f"{name}: barrier {route.barrier:.3g}")
+        ax.plot(route.t, route.train, color=colour, label=f"{plain(name)} {route.barrier:.3g}")
         if route.test is not None:
             ax.plot(route.t, route.test, "--", color=colour, linewidth=0.8)
     ax.set(xlabel="from the first model (0) to the second (1)", ylabel="loss (dashed: test)")
-    ax.legend(**ABOVE)
+    ax.legend(**ABOVE | {"ncols": 2}, title="barrier")
 
 
 def _levels(values: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -125,8 +125,3 @@ def _decades(levels: np.ndarray) -> list[float]:
     """The powers of ten among the levels."""
     low, high = math.ceil(math.log10(levels[0])), math.floor(math.log10(levels[-1]))
     return [10.0**k for k in range(low, high + 1)]
-
-
-def _plain(text: str) -> str:
-    """A text of the user, which matplotlib would read as mathematics between dollars."""
-    return text.replace("$", r"\$")

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lowland.figures.style import FLAT, NEUTRAL, SHARP
+from lowland.figures.style import FLAT, NEUTRAL, SHARP, plain
 
 
 def draw_measures(rows: Any, ax: Any) -> None:
@@ -17,7 +17,7 @@ def draw_measures(rows: Any, ax: Any) -> None:
         if row.stderr:
             low = max(abs(row.value) - 2 * row.stderr, 1e-3 * abs(row.value))
             ax.plot([low, abs(row.value) + 2 * row.stderr], [place, place], color=colour, lw=0.8)
-    ax.set_yticks(range(len(shown)), [row.title.replace("$", r"\$") for row in shown], fontsize=5)
+    ax.set_yticks(range(len(shown)), [plain(row.title, 60) for row in shown], fontsize=5)
     ax.set(xscale="log", xlabel="magnitude, with two standard errors")
     if len(shown) > 12 and hasattr(ax.figure, "set_size_inches"):
         ax.figure.set_size_inches(4.6, 0.13 * len(shown) + 0.8)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lowland.figures.style import ABOVE, FLAT, NEUTRAL, SHARP
+from lowland.figures.style import ABOVE, FLAT, NEUTRAL, SHARP, plain
 
 
 def draw_split(split: Any, ax: Any) -> None:
@@ -48,7 +48,10 @@ def draw_layers(rows: Any, ax: Any) -> None:
     same_side = np.where(np.sign(sharp) == np.sign(flat), sharp, 0.0)
     ax.bar(places, flat, bottom=same_side, color=FLAT, label="flat part", width=0.6)
     ax.axhline(0, color=NEUTRAL, linewidth=0.7)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    marked = useful[:: max(1, len(useful) // 12)]
+    names = [plain(row.layer) for _, row in marked]
+    turned = {"rotation": 45, "ha": "right"} if sum(map(len, names)) > 30 else {}
+    ax.set_xticks([place for place, _ in marked], names, **turned)
     ax.set(xlabel="layer, from input to output", ylabel="part of the paired gap")
     ax.legend(**ABOVE)
 

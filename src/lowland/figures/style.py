@@ -6,6 +6,8 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from lowland.wording import printable
+
 # As in the report: Okabe-Ito hues, darker, so that they also stand on white paper.
 SHARP, FLAT, MEAN, NEUTRAL = "#bf4f06", "#0b68a6", "#97527f", "#6d7078"
 MAP = "cividis"
@@ -36,6 +38,12 @@ STYLE: Any = {
 }
 
 Draw = Callable[[Any, Any], Any]
+
+
+def plain(name: str, most: int = 20) -> str:
+    """Return a user's text without what matplotlib reads as mathematics; the end of a long one."""
+    short = name if len(name) <= most else f"…{name[1 - most :]}"
+    return printable(short).replace("$", r"\$")
 
 
 def drawn_on(draw: Draw, result: Any, ax: Any = None, **projection: Any) -> Any:

@@ -19,6 +19,7 @@ from lowland.errors import InputError
 
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
+MOST = 2**53  # up to here every whole number has a float
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -145,12 +146,18 @@ def _decode_plain(kind: Any, came: Any, place: str) -> Any:
         if type(came) in (int, float):
             with contextlib.suppress(OverflowError):  # of a whole number that no float holds
                 return float(came)
+    elif kind is int and type(came) is int and not -MOST <= came <= MOST:
+        _refuse(place, f"a whole number of at most {MOST:,}", came)
     elif type(came) is kind:
         return came
     return _refuse(place, _EXPECTED[kind], came)
 
 
 def _refuse(place: str, expected: str, came: Any) -> Any:
-    shown = repr(came) if len(repr(came)) <= 60 else f"{repr(came)[:57]}..."
+    try:
+        shown = repr(came)
+    except ValueError:  # Python refuses to print numbers of thousands of digits
+        shown = "a number too long to show"
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
     here = place.removeprefix(".") or "the document"
     raise InputError(f"{here} should be {expected}; it is {shown}")

@@ -108,6 +108,7 @@ class Line:
 
     def __post_init__(self) -> None:
         _check_shapes(self, (len(self.x),))
+        _check_order(self.quadratic, 1, 1)
 
     @property
     def holes(self) -> int:
@@ -152,6 +153,7 @@ class Surface:
 
     def __post_init__(self) -> None:
         _check_shapes(self, (len(self.y), len(self.x)))
+        _check_order(self.quadratic, 2, 3)
 
     @property
     def holes(self) -> int:
@@ -236,6 +238,17 @@ class Landscape:
     surface: Surface | None = None
     path: Path | None = None
     notes: tuple[str, ...] = ()
+
+
+def _check_order(quadratic: Quadratic | None, slopes: int, curvatures: int) -> None:
+    if quadratic is None:
+        return
+    came = len(quadratic.slope), len(quadratic.curvature), len(quadratic.measured)
+    if came != (slopes, curvatures, curvatures):
+        raise InputError(
+            f"a quadratic here has {slopes} numbers in its slope and {curvatures} in its "
+            f"curvature, computed and measured; got {came}"
+        )
 
 
 def _check_shapes(part: Line | Surface | Route, shape: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from lowland.atomic import write_file
 from lowland.landscape.points import Frame, Values
 from lowland.problem import Problem
+from lowland.reading import arrays, content
 
 FILE = "points.npz"
 
@@ -64,13 +65,13 @@ class Kept:
 
     def _read(self) -> None:
         try:
-            with np.load(self.path, allow_pickle=False) as stored:
-                if str(stored["mark"]) != self._mark:
-                    return
-                self._fields = tuple(map(str, stored["fields"]))
-                self.route = str(stored["route"])
-                pairs = zip(stored["coefficients"], stored["values"], strict=True)
-                self._values = {tuple(c.tolist()): tuple(v.tolist()) for c, v in pairs}
+            stored = arrays(content(self.path), FILE)
+            if str(stored["mark"]) != self._mark:
+                return
+            self._fields = tuple(map(str, stored["fields"]))
+            self.route = str(stored["route"])
+            pairs = zip(stored["coefficients"], stored["values"], strict=True)
+            self._values = {tuple(c.tolist()): tuple(v.tolist()) for c, v in pairs}
         except Exception:  # absent or damaged: the points are computed again
             return
 

@@ -12,6 +12,7 @@ from lowland.checkpoint import load_weights
 from lowland.errors import InputError
 from lowland.landscape.points import Weights, dot
 from lowland.problem import unwrap
+from lowland.reading import check_file
 
 _REACH = 0.9  # of the span: where the farthest point lies
 
@@ -131,7 +132,11 @@ class Trajectory:
     def states(self) -> Iterable[tuple[int, dict[str, Tensor]]]:
         """Each step and its parameters and buffers."""
         for step, point in self._points.items():
-            yield step, load_file(point) if isinstance(point, Path) else point
+            if isinstance(point, Path):
+                check_file(point, "the point")
+                yield step, load_file(point)
+            else:
+                yield step, point
 
     def components(self, centre: Weights, count: int) -> Components:
         """The directions from ``centre`` that explain most of where the trajectory was.

@@ -1,7 +1,6 @@
 """A loss from whatever the user passes: a name, a module of torch's, or a function."""
 
 import copy
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from lowland.errors import InputError
 from lowland.losses.classes import ClassLoss, NormalizedCrossEntropy, cross_entropy
 from lowland.losses.elementwise import BinaryLoss, ElementwiseLoss, SquaredError
 from lowland.losses.loss import Loss, OwnLoss, own_name
+from lowland.wording import suggestion
 
 LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
 
@@ -25,6 +25,18 @@ _NAMED: dict[str, Loss] = {
         NormalizedCrossEntropy(),
         cross_entropy().placed(next_token=True),
     )
+}
+
+# What others call these losses.
+_SYNONYMS = {
+    "ce": "cross_entropy",
+    "crossentropyloss": "cross_entropy",
+    "nll": "cross_entropy",
+    "softmax": "cross_entropy",
+    "l2": "mse",
+    "mean_squared_error": "mse",
+    "mseloss": "mse",
+    "squared_error": "mse",
 }
 
 _WRITE = "write a function (outputs, targets) -> (n,) of your own"
@@ -48,9 +60,10 @@ def resolve(loss: LossLike) -> Loss:
         return loss
     if isinstance(loss, str):
         if loss not in _NAMED:
-            near = difflib.get_close_matches(loss, _NAMED, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"no loss named {loss!r}; there are {', '.join(_NAMED)}{hint}")
+            hint = suggestion(loss, _NAMED, _SYNONYMS)
+            raise InputError(
+                f"no loss named {loss!r}; there are {', '.join(_NAMED)}{hint and f'; {hint}'}"
+            )
         return _NAMED[loss]
     if isinstance(loss, type):
         raise InputError(f"loss is the class {loss.__name__}; pass an object, {loss.__name__}()")

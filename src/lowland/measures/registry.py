@@ -4,7 +4,6 @@ Whatever shows measures (tables, the report, the docs gallery, the test battery)
 registry and never names one.
 """
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Literal
 from lowland.errors import InputError
 from lowland.measures.sharing import Cost
 from lowland.problem import Problem
+from lowland.wording import suggestion
 
 # In the order in which tables show them.
 FAMILIES = (
@@ -24,6 +24,26 @@ FAMILIES = (
 # "layers" rescales one layer against the next (Dinh et al. 2017), "units" each hidden unit with a
 # factor of its own (Tsuzuku et al., Sec. 5.1), "outputs" multiplies the last layer.
 TRANSFORMATIONS = ("layers", "units", "outputs")
+# What others call our measures; their titles are known as well.
+_SYNONYMS = {
+    "hessian_spectral_norm": "largest_eigenvalue",
+    "lambda_max": "largest_eigenvalue",
+    "max_eigenvalue": "largest_eigenvalue",
+    "sharpness": "largest_eigenvalue",
+    "top_eigenvalue": "largest_eigenvalue",
+    "tr_hessian": "trace",
+    "gradient_norm_variance": "gradient_variance",
+    "generalization_gap": "gap",
+    "l2_norm": "weight_norm",
+    "parameter_norm": "weight_norm",
+    "sam": "sam_sharpness",
+    "ece": "calibration_error",
+    "val_loss": "test_loss",
+    "validation_loss": "test_loss",
+    "test_accuracy": "test_error",
+    "train_accuracy": "train_error",
+    "accuracy": "test_error",
+}
 # Names that stand for several measures.
 GROUPS: "dict[str, Callable[[Measure], bool]]" = {
     "default": lambda measure: not measure.trains,
@@ -104,6 +124,10 @@ def register(
     return add
 
 
+def _as_name(title: str) -> str:
+    return title.lower().replace("-", "_").replace(" ", "_")
+
+
 def registered() -> dict[str, Measure]:
     """Every measure by name, family by family: this folder's modules are imported to find them."""
     package = importlib.import_module("lowland.measures")
@@ -126,7 +150,8 @@ def chosen_measures(names: Sequence[str] | str | None) -> dict[str, Measure]:
         elif name in measures:
             chosen[name] = measures[name]
         else:
-            near = difflib.get_close_matches(name, (*measures, *GROUPS), n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(measures)}"
+            titles = {_as_name(m.title): own for own, m in measures.items()}
+            hint = suggestion(name, (*measures, *GROUPS), titles | _SYNONYMS)
+            hint = hint or f"there are {', '.join(measures)}"
             raise InputError(f"no measure named {name!r}; {hint}")
     return chosen

@@ -13,7 +13,7 @@ from lowland.measures.prices import prices
 from lowland.problem import Problem
 
 Progress = Callable[[str], None]
-RUN_IT = "budget='none' (--budget none) runs it, or naming it"
+RUN_IT = "budget='none' (--budget none) runs it"
 
 
 def _subject(problem: Problem) -> str:
@@ -35,6 +35,7 @@ class Schedule:
         self.finished: set[str] = set()
         self._present: str | None = None  # the task under way
         self._spent = 0.0  # seconds, on all tasks
+        self._planned_at = 0.0  # the seconds that were spent when the plan was made
 
     def make_plan(self, problem: Problem, tasks: Callable[[], Mapping[str, Task]]) -> None:
         """Predict what every task takes, and choose those that fit the time that is left.
@@ -54,7 +55,8 @@ class Schedule:
                 unit_prices = prices(problem, allowed - self.clock.spent)
             except (InputError, RuntimeError):  # no gradient: the measures that need one say why
                 return
-            plan = Plan.of(to_plan, unit_prices, allowed - self.clock.spent, problem.count())
+            self._planned_at = self.clock.spent
+            plan = Plan.of(to_plan, unit_prices, allowed - self._planned_at, problem.count())
             self.plan = replace(plan, line=plan.in_words(allowed, _subject(problem)))
 
     def run(self, tasks: Mapping[str, Callable[[], None]]) -> None:
@@ -96,11 +98,31 @@ class Schedule:
         """Why a task was not done, with the time that it would take."""
         takes = self.plan.alone.get(name) if self.plan is not None else None
         about = f"; it takes about {in_words(takes)}" if takes is not None else ""
+        advice = f"{RUN_IT}, or naming it" if name.isidentifier() else RUN_IT
         if self.clock.interrupted:
             return f"interrupted before it began{about}"
         if self.clock.stopped is not None:
-            return f"{self.clock.stopped}{about}: {RUN_IT}"
-        return f"does not fit the budget of {in_words(self.clock.allowed)}{about}: {RUN_IT}"
+            return f"{self.clock.stopped} before it was done{about}: {advice}"
+        return f"{self._too_long(takes)}: {advice}"
+
+    def _too_long(self, takes: float | None) -> str:
+        """Say what a task does not fit: the budget, what others leave of it, or neither."""
+        allowed = self.clock.allowed
+        budget = f"the budget of {in_words(allowed)}"
+        if takes is None:
+            return f"does not fit {budget}"
+        left = allowed - self._planned_at - (self.plan.seconds if self.plan is not None else 0.0)
+        about = f"it takes about {in_words(takes)}"
+        if takes > allowed:
+            # Times that read the same would seem to fit.
+            same = in_words(takes) == in_words(allowed)
+            return f"does not fit {budget}; {'it takes a little more' if same else about}"
+        if takes > left:
+            room = (
+                in_words(left) if left > 0 and in_words(left) != in_words(takes) else "too little"
+            )
+            return f"the others leave {room} of {budget}; {about}"
+        return f"reads what does not fit {budget}"
 
     def course(self) -> Course:
         """What was planned and what was done, for the saved record."""

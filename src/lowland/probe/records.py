@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lowland.errors import InputError
+from lowland.reading import text
+from lowland.wording import cell
 
 Log = Callable[[Mapping[str, float], int], object]
 
@@ -29,12 +31,12 @@ class CsvFile:
         self.path, self.columns = path, ["step", *columns]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            begun = path.read_text("utf-8").splitlines() if path.exists() else []
+            begun = text(path).splitlines() if path.exists() else []
         except OSError as error:
             raise InputError(
                 f"the log {path} cannot be written: {error.strerror}; choose another file"
             ) from error
-        if begun and next(csv.reader(begun)) != self.columns:
+        if begun and next(csv.reader(begun)) != [cell(name) for name in self.columns]:
             raise InputError(
                 f"{path} has other columns than {', '.join(self.columns)}; choose another file"
             )
@@ -48,4 +50,4 @@ class CsvFile:
 
     def _append(self, row: list) -> None:
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(row)
+            csv.writer(file).writerow([cell(value) for value in row])

@@ -15,6 +15,19 @@ _HALF = (torch.float16, torch.bfloat16)
 def measured_names(model: nn.Module, params: str, any_precision: bool = False) -> tuple[str, ...]:
     """The names of the parameters that are measured."""
     every = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
+    quantised = [(n, m) for n, m in model.named_modules() if ".quantized" in type(m).__module__]
+    if quantised:
+        name, module = quantised[0]
+        raise InputError(
+            f"the model is quantised: {type(module).__name__} {name!r} keeps its weight as packed "
+            "integers, which torch does not count among the parameters and which have no gradient; "
+            "pass the float model that it was made from"
+        )
+    if not every and (others := sorted({str(p.dtype) for p in model.parameters()})):
+        raise InputError(
+            f"the model's parameters are all {', '.join(others)}, which have no gradient; "
+            "pass the model with floating-point weights"
+        )
     if not every:
         raise InputError("the model has no parameters, so there is no weight space to measure")
     chosen = {n: p for n, p in every.items() if p.requires_grad or params == "all"}

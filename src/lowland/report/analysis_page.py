@@ -11,6 +11,7 @@ from lowland.report.glossary import GLOSSARY, Definition
 from lowland.report.measure_table import measure_rows
 from lowland.report.page import show
 from lowland.report.words import RULES, answer, sure
+from lowland.wording import counted
 
 EXACT = 1e-3  # a dual that misses activities and losses by less is called so
 
@@ -225,7 +226,8 @@ def _solving(solving: Solving | None) -> list[Row]:
         _row("half_split", numbers.percent(solving.half_split)),
     ]
     if solving.starts:
-        again = f" ({solving.started} pairs, {solving.starts} starts each)"
+        pairs, starts = counted(solving.started, "pair"), counted(solving.starts, "start")
+        again = f" ({pairs}, {starts} each)"
         rows.append(_row("norm_spread", numbers.percent(solving.norm_spread) + again))
         rows.append(_row("share_spread", numbers.percent(solving.share_spread) + again))
     return rows
@@ -269,7 +271,8 @@ def _making(results: Results) -> list[Row]:
         rows.append(_row("planned", course.planned))
     if course.samples is not None:
         few = sum(row.samples is not None for row in results.measures)
-        rows.append(_row("subset", f"{numbers.number(course.samples)} samples, for {few} measures"))
+        samples = counted(course.samples, "sample")
+        rows.append(_row("subset", f"{samples}, for {counted(few, 'measure')}"))
     if course.stopped is not None:
         rows.append(_row("stopped", course.stopped))
     rows.append(_row("seconds", _times(results)))

@@ -2,14 +2,17 @@
 
 Colours are the names of the style sheet's variables, `var(--sharp)`; the page's script looks them
 up when it draws, which is how one figure follows the light, the dark and the printed page.
-No text of the user enters a figure: plotly would read a part of HTML in it.
+Text of the user enters a figure as :func:`shown` only: plotly would read a part of HTML in it.
 """
 
+import html
 import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lowland.wording import printable
 
 Plot = dict[str, Any]
 Vector = NDArray[np.float64]
@@ -110,6 +113,12 @@ def legend() -> Plot:
     """Show the names of the curves above the figure, as part of a layout."""
     above = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
     return {"showlegend": True, "legend": above, "margin": {"l": 64, "r": 12, "t": 48, "b": 52}}
+
+
+def shown(name: str, most: int = 24) -> str:
+    """Return a name of the user's as plotly shows it, without HTML; of a long one its end."""
+    short = name if len(name) <= most else f"…{name[1 - most :]}"
+    return html.escape(printable(short), quote=False)
 
 
 def _axis(title: str) -> Plot:

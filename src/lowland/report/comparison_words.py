@@ -3,6 +3,7 @@
 from lowland.findings import Differences
 from lowland.report.numbers import number, percent
 from lowland.report.words import FEW, standing
+from lowland.wording import counted
 
 
 def compared(results: Differences, other: str = "second") -> str:
@@ -75,13 +76,13 @@ def _gaps(results: Differences, names: tuple[str, str]) -> list[str]:
     gaps = f"paired gap {number(second, 3)} against {number(first, 3)}"
     if results.pairs < FEW:
         return [
-            f"Their {number(results.pairs)} common pairs are too few to tell their gaps apart "
-            f"({gaps}).",
+            f"Their {counted(results.pairs, 'common pair', ('is', 'are'))} too few to tell their "
+            f"gaps apart ({gaps}).",
             "No cause is therefore named.",
         ]
     if change.low <= 0 <= change.high:
         return [
-            f"On {number(results.pairs)} common pairs their gaps do not differ beyond chance: "
+            f"On {counted(results.pairs, 'common pair')} their gaps do not differ beyond chance: "
             f"{gaps}, a change of {number(change.value, 3)} {spread}.",
             "No cause is therefore named.",
         ]

@@ -14,6 +14,7 @@ from lowland.report.landscapes import landscape_figures
 from lowland.report.numbers import number, percent
 from lowland.report.spectra import spectrum_figures
 from lowland.report.traces import Figure, View, bar, drawable, of_views, trace
+from lowland.wording import counted
 
 LAYER_VIEWS = {
     "sharpness": ("sigma_g", SHARP),
@@ -77,11 +78,12 @@ def split(gap: float | None, duality: Decomposition) -> Figure:
         text = percent(value / whole, 0) if shared else number(value, 3)
         wide = abs(value) > 0.2 * max(abs(part) for _, part, _ in parts)
         data.append(bar(name, "paired gap", value, colour, text if wide else ""))
+    carry, others = ("carries", "carry"), duality.setting.directions - duality.n_sharp
     caption = (
-        f"Lower bar: the {_sharpest(duality.n_sharp)} "
-        f"{number(sharp, 3)} of the paired gap of {number(whole, 3)} and the other "
-        f"{number(duality.setting.directions - duality.n_sharp)} carry {number(flat, 3)}; upper "
-        "bar: the gap over all samples, which the pairs should stand for."
+        f"Lower bar: the {counted(duality.n_sharp, 'sharpest direction', carry)} "
+        f"{number(sharp, 3)} of the paired gap of {number(whole, 3)}, and the "
+        f"{counted(others, 'other', carry)} {number(flat, 3)}; upper bar: the gap over all "
+        "samples, which the pairs should stand for."
     )
     layout = axes.layout(
         axes.linear_axis("test loss − training loss"),
@@ -96,10 +98,6 @@ def split(gap: float | None, duality: Decomposition) -> Figure:
     return Figure("split", title, caption, terms, data, layout)
 
 
-def _sharpest(count: int) -> str:
-    return "sharpest direction carries" if count == 1 else f"{count:,} sharpest directions carry"
-
-
 def by_layer(rows: Sequence[LayerRow]) -> Figure:
     """Draw what determines the gap in every layer: its parts, or sharpness, size and norm."""
     title = "Layer by layer"
@@ -107,22 +105,27 @@ def by_layer(rows: Sequence[LayerRow]) -> Figure:
     if not useful:
         return Figure("layers", title, "Not drawn: no layer has a useful dual.")
     places = np.array([rows.index(row) + 1 for row in useful])
+    names = [row.layer for row in rows]
     parts = {"sharp part": ("sharp", SHARP), "flat part": ("flat", FLAT)}
-    views = [View("parts of the gap", *_layer_bars(useful, places, len(rows), parts))]
+    views = [View("parts of the gap", *_layer_bars(useful, places, names, parts))]
     for label, (name, colour) in LAYER_VIEWS.items():
-        bars = _layer_bars(useful, places, len(rows), {label: (name, colour)})
+        bars = _layer_bars(useful, places, names, {label: (name, colour)})
         views.append(View(label, *bars))
     caption = (
         "The same gap seen in the weights of each layer: what differs is how much of it lies in "
         "sharp directions. Choose a layer below, or by a click on its bar."
     )
     if len(useful) < len(rows):
-        caption += f" ({number(len(rows) - len(useful))} without a useful dual are left out.)"
+        left = counted(len(rows) - len(useful), "layer", ("is", "are"))
+        caption += f" ({left} left out, without a useful dual.)"
     return of_views("layers", title, caption, views, ("sharp", "flat", "total_g", "total_w"))
 
 
 def _layer_bars(
-    rows: Sequence[LayerRow], places: Vector, count: int, series: dict[str, tuple[str, str]]
+    rows: Sequence[LayerRow],
+    places: Vector,
+    names: Sequence[str],
+    series: dict[str, tuple[str, str]],
 ) -> tuple[list[Plot], Plot]:
     """Bars over the layers, and their layout."""
     data: list[Plot] = [
@@ -132,12 +135,15 @@ def _layer_bars(
             "x": axes.values(places),
             "y": axes.values(np.array([getattr(row, name) for row in rows], dtype=float)),
             "marker": {"color": colour},
-            "hovertemplate": f"layer %{{x}}, {label}: %{{y:.4g}}<extra></extra>",
+            "customdata": [axes.shown(row.layer) for row in rows],
+            "hovertemplate": f"layer %{{customdata}}, {label}: %{{y:.4g}}<extra></extra>",
         }
         for label, (name, colour) in series.items()
     ]
     across = axes.linear_axis("layer, from input to output") | {"zeroline": False}
-    across |= {"range": [0.4, count + 0.6], "dtick": max(1, math.ceil(count / 20))}
+    marked = range(0, len(names), max(1, math.ceil(len(names) / 20)))
+    across |= {"range": [0.4, len(names) + 0.6], "tickvals": [i + 1 for i in marked]}
+    across["ticktext"] = [axes.shown(names[i]) for i in marked]
     up = "part of the paired gap" if len(series) > 1 else next(iter(series))
     more = axes.legend() if len(series) > 1 else {}
     layout = axes.layout(across, axes.linear_axis(up), barmode="relative", bargap=0.4, **more)
@@ -152,7 +158,7 @@ def norms(rows: Sequence[LayerRow]) -> Figure:
     if not (drawable(norm) and drawable(size)):
         return Figure("norms", title, "Not drawn: a norm is zero or not defined.")
     points = {"x": axes.values(size, positive=True), "y": axes.values(norm, positive=True)}
-    labels = {"text": [str(i + 1) for i in range(len(rows))], "textposition": "top center"}
+    labels = {"text": [axes.shown(row.layer) for row in rows], "textposition": "top center"}
     look = {"mode": "markers+text", "marker": {"color": NEUTRAL, "size": 8}}
     hover = "layer %{text}: T = %{x:.3g}, norm %{y:.3g}"
     layout = axes.layout(
@@ -160,7 +166,7 @@ def norms(rows: Sequence[LayerRow]) -> Figure:
         axes.log_axis("weight norm", norm),
     )
     caption = (
-        "Each point is a layer, numbered as in the table: between solutions of one layer the paper "
+        "Each point is a layer: between solutions of one layer the paper "
         "finds that both grow together, between layers they need not."
     )
     data = [trace(**points, **labels, **look, name="layers", hover=hover)]

@@ -7,6 +7,7 @@ from lowland.report import axes
 from lowland.report.axes import FLAT, NEUTRAL, SHARP
 from lowland.report.numbers import number
 from lowland.report.traces import Figure, drawable, trace
+from lowland.wording import counted
 
 # Decades below the highest point that the density shows: one eigenvalue of many weights lies low.
 DEPTH = 7.0
@@ -51,12 +52,12 @@ def density(spectrum: WholeSpectrum) -> Figure:
     how = (
         "every one of them"
         if spectrum.exact
-        else f"estimated from {number(spectrum.products)} products, with two standard errors"
+        else f"estimated from {counted(spectrum.products, 'product')}, with two standard errors"
     )
     caption = (
-        f"The {number(spectrum.size)} eigenvalues of the whole network's Hessian ({how}): most lie "
-        "at zero, the flat directions, and few far to the right, the sharp ones. Each is spread "
-        f"by a Gaussian of width {number(spectrum.bandwidth, 2)}."
+        f"The {counted(spectrum.size, 'eigenvalue')} of the whole network's Hessian ({how}): most "
+        "lie at zero, the flat directions, and few far to the right, the sharp ones. Each is "
+        f"spread by a Gaussian of width {number(spectrum.bandwidth, 2)}."
     )
     return Figure("density", title, caption, ("density", "hessian"), data, layout)
 

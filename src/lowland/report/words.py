@@ -1,16 +1,18 @@
 """The answer in two sentences: how large the gap is, and which half of the duality carries it.
 
-Every claim is one that the numbers support. A remedy is only ever *suggested*: Feng & Tu saw larger
-learning rates and smaller batches act on the sharp part (Sec. 4.1), weight decay and smaller
-initial weights on the flat part (Sec. 4.2), on their networks and data.
+Every claim is one that the numbers support. Which part is the larger is weak evidence of what would
+help: over 193 dense networks, remedies chosen by it did not lower the test error (+0.8 %, 95 %
+interval -0.7 to 2.6 %), and larger learning rates raised it (+17.6 %). Trying weight decay, dropout
+and SAM and keeping the best did (-9.4 %, -11.7 to -7.3 %). So this is what the answer suggests.
 """
 
 import math
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
-from lowland.findings import STEEP, Convergence, Decomposition, Outcome, Results
+from lowland.findings import STEEP, Convergence, Decomposition, LayerRow, Outcome, Results
 from lowland.report.numbers import number, percent
+from lowland.wording import counted
 
 # A gap below this share of the test loss is called negligible: scale-free, so that it holds for a
 # regression in any unit. Some losses have a unit of their own (nats), hence an absolute bound.
@@ -38,8 +40,11 @@ RULES = {
 # By which dual, where it is not the paper's.
 DUALS = {"activity": "", "output": ", by the output-level dual"}
 
-FLATTER = "larger learning rate, smaller batches, SAM"
-SMALLER = "weight decay, smaller initial weights"
+TRY = (
+    "try weight decay, dropout and SAM, and keep what is best on data that this analysis has not "
+    "seen, which lowered the test error of 193 dense networks by 9.4 % (95 % interval 7.3 to "
+    "11.7 %)"
+)
 
 
 def answer(results: Results) -> str:
@@ -73,7 +78,7 @@ def sure(results: Results) -> list[Fact]:
     elif _finite(gap) and noise is not None:
         told = abs(gap) > noise and results.subject.test_samples >= FEW
         words = f"gap {number(gap, 3)} ± {number(noise, 2)} (two standard errors, "
-        words += f"{_counted(results.subject.test_samples, 'test sample')})"
+        words += f"{counted(results.subject.test_samples, 'test sample')})"
         facts.append(Fact(words, told or None))
     else:
         facts.append(Fact("the error of the gap is not known", None))
@@ -92,7 +97,8 @@ def sure(results: Results) -> list[Fact]:
     failed = sum(not check.passed for check in results.checks)
     if results.checks:
         count = len(results.checks)
-        words = f"{failed} of {count} checks failed" if failed else f"all {count} checks passed"
+        of = f"of {counted(count, 'check')}"
+        words = f"{failed} {of} failed" if failed else f"{count} {of} passed"
         facts.append(Fact(words, not failed))
     state = results.convergence.state
     words = {
@@ -105,8 +111,8 @@ def sure(results: Results) -> list[Fact]:
     if _finite(gap) and gap > 0 and _underfitted(results, gap):
         facts.append(Fact("the training data are not fitted yet", False))
     if results.course.samples is not None:
-        few = number(results.course.samples)
-        facts.append(Fact(f"some numbers are from {few} samples, for lack of time", None))
+        few = counted(results.course.samples, "sample")
+        facts.append(Fact(f"some numbers are from {few}, for lack of time", None))
     return facts
 
 
@@ -130,10 +136,10 @@ def _unfinished(results: Results) -> str:
         )
     why = []
     if reached.steep and reached.gradient is not None and reached.gradient_noise is not None:
-        times = reached.gradient / reached.gradient_noise
+        most = STEEP * reached.gradient_noise
         why.append(
-            f"its gradient is {number(times, 2)} times its error from sample to sample, where "
-            f"finished trainings leave {number(STEEP, 2)} at most"
+            f"the norm of its gradient is {number(reached.gradient, 3)}, where a finished training "
+            f"with as many samples leaves {number(most, 3)} at most"
         )
     if reached.falling:
         why.append(f"the last tenth of the epochs took {percent(reached.fall, 0)} off it")
@@ -173,7 +179,7 @@ def _what(results: Results) -> str:
     evidence = _evidence(outcome)
     if results.subject.test_samples < FEW:
         return (
-            f"{minimum} was tried on {_counted(results.subject.test_samples, 'unseen sample')} "
+            f"{minimum} was tried on {counted(results.subject.test_samples, 'unseen sample')} "
             "only, too few to tell a gap from chance: "
             f"the losses differ by {number(abs(gap), 3)} ({evidence})."
         )
@@ -225,7 +231,7 @@ def _why(results: Results) -> str:
         return (
             f"But its training loss ({number(results.outcome.train_loss, 3)}, against "
             f"{number(results.convergence.constant_loss, 3)} of the best constant prediction) is "
-            "larger than that, so fit the training data first before looking for a remedy."
+            "larger than the gap, so fit the training data first before looking for a remedy."
         )
     unknown = "whether its sharp directions or its size carry the gap"
     if duality is None and results.course.stopped is not None:
@@ -259,12 +265,12 @@ def _why(results: Results) -> str:
     low, high = duality.totals.intervals.paired_gap
     if duality.pairs < FEW:
         return (
-            f"It has only {_counted(duality.pairs, 'pair')} of test and training samples, too few "
+            f"It has only {counted(duality.pairs, 'pair')} of test and training samples, too few "
             f"to tell the gap between them from chance, so it stays open {unknown}."
         )
     if low <= 0 <= high:
         return (
-            f"Its {_counted(duality.pairs, 'pair')} of test and training samples do not tell "
+            f"Its {counted(duality.pairs, 'pair')} of test and training samples do not tell "
             f"the gap between them from chance ({number(low, 3)} to {number(high, 3)} in {layer}), "
             f"so it stays open {unknown}."
         )
@@ -273,7 +279,7 @@ def _why(results: Results) -> str:
 
 def _verdict(results: Results, duality: Decomposition, gap: float) -> str:
     """Weigh the sharp against the flat part of a gap that is positive and well defined."""
-    doubt = _doubt(results)
+    doubt = _doubt(results, duality)
     whole, sharp, flat = duality.eq9, duality.sharp, duality.flat
     mean = whole - duality.eq11
     n_sharp, n_flat = duality.n_sharp, duality.setting.directions - duality.n_sharp
@@ -287,42 +293,50 @@ def _verdict(results: Results, duality: Decomposition, gap: float) -> str:
     few = duality.setting.n_sharp_rule == "share" and duality.setting.directions < 90
     rule = ", one at least" if few else RULES[duality.setting.n_sharp_rule]
     of = f"of {total} weight directions of layer '{layer}'{rule}{DUALS[duality.setting.dual]}"
-    sharpest, flatter = f"the {number(n_sharp)} sharpest {of}", f"the {number(n_flat)} flatter {of}"
+    sharpest = f"the {'' if n_sharp == 1 else f'{number(n_sharp)} '}sharpest {of}"
+    flatter = f"the {number(n_flat)} flatter {of}"
     if abs(mean) > max(sharp, flat):
         return (
             f"In layer '{layer}' a shift of the mean, which is neither sharp nor flat, outweighs "
             f"both parts of {that}, so no remedy is suggested"
         )
-    if min(sharp, flat) > 0 and BALANCED[0] <= sharp / (sharp + flat) <= BALANCED[1]:
+    if _larger(sharp, flat) == "neither":
         return (
             f"Sharp and flat directions carry {that} about equally ({percent(sharp / whole, 0)} "
-            f"from {sharpest})"
-            + (
-                doubt
-                or f", which suggests that a flatter solution ({FLATTER}) and a smaller one "
-                f"({SMALLER}) are both worth trying"
-            )
+            f"from {sharpest}){doubt or f', which favours neither: {TRY}'}"
         )
     if not doubt and not _told_apart(duality):
         doubt = ", but these pairs do not tell which part is the larger, so no remedy is suggested"
     if sharp > flat:
-        return (
-            f"{_share(sharp, whole)} of {that} comes from {sharpest}{_lowered('others', flat)}"
-            + (doubt or f", which suggests flattening those first ({FLATTER})")
-        )
-    return f"{_share(flat, whole)} of {that} comes from {flatter}{_lowered('sharpest', sharp)}" + (
-        doubt or f", which suggests a smaller solution first ({SMALLER})"
-    )
+        part = f"{_share(sharp, whole)} of {that} comes from {sharpest}"
+        part += _lowered("other", n_flat, flat)
+    else:
+        part = f"{_share(flat, whole)} of {that} comes from {flatter}"
+        part += _lowered("sharpest", n_sharp, sharp)
+    better = "flatter" if sharp > flat else "smaller"
+    return part + (doubt or f", which is weak evidence for a {better} solution: {TRY}")
+
+
+def _larger(sharp: float, flat: float) -> Literal["sharp", "flat", "neither"]:
+    """Name the larger of the two parts; neither where they are about equal."""
+    if min(sharp, flat) > 0 and BALANCED[0] <= sharp / (sharp + flat) <= BALANCED[1]:
+        return "neither"
+    return "sharp" if sharp > flat else "flat"
 
 
 def _layers(results: Results, duality: Decomposition) -> str:
     """Give the range of the sharp part over layers, for another layer may say something else."""
-    shares = [row.sharp / duality.eq9 for row in results.layer_rows if row.trusted]
-    shares = [share for share in shares if math.isfinite(share)]
+    shares = [row.sharp / duality.eq9 for row in _told_rows(results)]
     if len(shares) < 2:
         return ""
     low, high = (percent(share, 0) for share in (min(shares), max(shares)))
     return f"; over the {len(shares)} layers, the sharp part of it goes from {low} to {high}"
+
+
+def _told_rows(results: Results) -> list[LayerRow]:
+    """Return the layers whose parts can be trusted and are numbers."""
+    rows = (row for row in results.layer_rows if row.trusted)
+    return [row for row in rows if math.isfinite(row.sharp) and math.isfinite(row.flat)]
 
 
 def _share(part: float, whole: float) -> str:
@@ -330,20 +344,33 @@ def _share(part: float, whole: float) -> str:
     return percent(part / whole, 0) if part < whole else "All"
 
 
-def _lowered(which: str, part: float) -> str:
-    return f" (the {which} lower it by {number(-part, 3)})" if part < 0 else ""
+def _lowered(which: str, count: int, part: float) -> str:
+    directions = counted(count, f"{which} direction", ("lowers", "lower"))
+    return f" (the {directions} it by {number(-part, 3)})" if part < 0 else ""
 
 
-def _doubt(results: Results) -> str:
-    """Why the shares suggest no remedy, if they do not: nothing else tells in a terminal."""
+def _doubt(results: Results, duality: Decomposition) -> str:
+    """Say why the shares suggest no remedy, if they do not: nothing else tells in a terminal."""
     failed = sum(not check.passed for check in results.checks)
     if failed:
-        return f", but {failed} of {len(results.checks)} checks failed, so no remedy is suggested"
+        checks = counted(len(results.checks), "check")
+        return f", but {failed} of {checks} failed, so no remedy is suggested"
     if results.subject.train_samples < FEW:
-        samples = _counted(results.subject.train_samples, "training sample")
-        return f", but {samples} are too few to choose a remedy by, so none is suggested"
+        samples = counted(results.subject.train_samples, "training sample", ("is", "are"))
+        return f", but {samples} too few to choose a remedy by, so none is suggested"
     if results.convergence.state == "unknown":
         return ", but whether this is a minimum is not known, so no remedy is suggested"
+    if min(duality.n_sharp, duality.setting.directions - duality.n_sharp) < 2:
+        return ", but one direction is too few to stand for a part, so no remedy is suggested"
+    larger = _larger(duality.sharp, duality.flat)
+    if any(_larger(row.sharp, row.flat) != larger for row in _told_rows(results)):
+        return ", but other layers say otherwise, so no remedy is suggested"
+    balanced = results.balanced
+    if balanced is not None and (
+        _larger(balanced.sharp, balanced.flat) != larger
+        or (larger != "neither" and not _told_apart(balanced))
+    ):
+        return ", but not with balanced units, so no remedy is suggested"
     return ""
 
 
@@ -357,10 +384,6 @@ def _underfitted(results: Results, gap: float) -> bool:
     """Whether the training loss is large, and more of the test loss than the gap is."""
     loss, constant = results.outcome.train_loss, results.convergence.constant_loss
     return _finite(loss) and _finite(constant) and loss > max(gap, UNDERFITTED * constant)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def _minimum(results: Results) -> str:

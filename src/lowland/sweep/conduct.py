@@ -1,7 +1,7 @@
 """A sweep from start to end: what is missing is locked, done somewhere, and stored here.
 
-Workers compute and this process stores, so that a worker needs no disk of ours, and a worker that
-dies leaves nothing behind.
+A worker stores each run as it ends, where it can reach the store. This process stores what comes
+back from others, so that a worker needs no disk of ours.
 """
 
 import contextlib
@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowland.errors import InputError
+from lowland.reading import content, text
 from lowland.sweep.executors import Serial, WorkerDied, opened
 from lowland.sweep.keys import code_digest, key, training_key
 from lowland.sweep.lock import RunLock
-from lowland.sweep.plan import document, planned, stacks_of
+from lowland.sweep.plan import document, planned_keys, stacks_of
 from lowland.sweep.store import Store
 from lowland.sweep.trial import Run, Trial
 from lowland.usercode import described, imported
@@ -160,6 +161,16 @@ def _pulse(store: Store, name: str) -> Path:
     return store.directory / "locks" / f"{name}.json"
 
 
+def _told(pulse: Path) -> dict[str, Any]:
+    """The last progress that a worker wrote; empty if there is none that could be ours."""
+    try:
+        said = json.loads(text(pulse))
+        loss = None if said["loss"] is None else float(said["loss"])
+        return {"epoch": int(said["epoch"]), "loss": loss, "part": float(said["part"])}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return {}
+
+
 class _PlannedStack:
     """Runs of a plan that are done together, and which of them this sweep is to do."""
 
@@ -190,16 +201,9 @@ class _PlannedStack:
         while self.locks:
             self.locks.pop().release()
 
-    def under_way(self) -> bool:
-        """Whether a living process does it; if not, what its pulse says is out of date."""
-        return any(self.store.is_locked(name) for name in self.keys)
-
     def told(self) -> dict[str, Any]:
         """The last progress that the worker wrote; empty if there is none."""
-        try:
-            return json.loads(self.pulse.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        return _told(self.pulse)
 
     def failed(self, reason: str) -> "list[tuple[dict[str, Any], dict[str, bytes]]]":
         """Documents and files of the wanted runs if all of them failed for this reason."""
@@ -268,6 +272,7 @@ class _Conductor:
                     self._trained_before(stack),
                     Pulse(stack.pulse.absolute(), report if serial else None),
                     None if serial else 1,
+                    self.store.directory.absolute(),
                 )
             except BaseException:
                 stack.release()
@@ -282,7 +287,7 @@ class _Conductor:
             if source is not None and self.store.whole(source):
                 folder = self.store.path(source)
                 with contextlib.suppress(OSError):
-                    files[training] = {n: (folder / n).read_bytes() for n in _WEIGHTS}
+                    files[training] = {n: content(folder / n) for n in _WEIGHTS}
         return files
 
     def _take_in(self, future: "Future[list[FinishedRun]]", todo: deque[_PlannedStack]) -> None:
@@ -292,6 +297,7 @@ class _Conductor:
                 finished = [(run.document, run.files) for run in future.result()]
             except WorkerDied as error:
                 if len(stack.wanted) > 1:  # find out which of them it was
+                    self._count(stack)
                     todo.extend(stack.alone())
                     return
                 finished = stack.failed(str(error))
@@ -301,12 +307,20 @@ class _Conductor:
                 finished = stack.failed(described(error))
             for run, files in finished:
                 _check_code(run)
-                self.fresh += self.store.write(run["key"], run, files)
-                self.left.discard(run["key"])
-                if run["status"] == "done":
-                    self.trained[run["results"]["training"]] = run["key"]
+                self.store.write(run["key"], run, files)
+            self._count(stack)
         finally:
             stack.release()
+
+    def _count(self, stack: _PlannedStack) -> None:
+        """Take note of the runs of a stack that are stored by now."""
+        for name in stack.wanted:
+            if name in self.left and self.store.whole(name):
+                self.fresh += 1
+                self.left.remove(name)
+                run = self.store.read(name)
+                if run["status"] == "done":
+                    self.trained[run["results"]["training"]] = name
 
     def _report(self, running: Collection[_PlannedStack]) -> None:
         told = [(stack, stack.told()) for stack in running]
@@ -336,16 +350,17 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
     states = {row["key"]: row for row in store.rows()}
     sweeps: list[dict[str, Any]] = []
     for name in store.plans():
-        plan = planned(store, name)
-        if plan is None:
+        stacks = planned_keys(store, name)
+        if stacks is None:
             sweeps.append({"sweep": name, "unreadable": True})
             continue
         if store.plan(name).get("source") != code_digest():
             continue
-        stacks = [_PlannedStack(store, stack) for stack in plan]
-        keys = [k for stack in stacks for k in stack.keys]
+        keys = [k for stack in stacks for k in stack]
         rows = [states[k] for k in keys if k in states]
-        told = [said for stack in stacks if stack.under_way() and (said := stack.told())]
+        # What a pulse says is out of date unless a living process has the stack.
+        living = [stack for stack in stacks if any(map(store.is_locked, stack))]
+        told = [said for stack in living if (said := _told(_pulse(store, stack[0])))]
         sweeps.append(
             {
                 "sweep": name,
@@ -354,7 +369,7 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
                 "failed": sum(row["status"] == "failed" for row in rows),
                 "unconverged": _unconverged(rows),
                 "missing": len(keys) - len(rows),
-                "training": [{k: said[k] for k in ("epoch", "loss", "part")} for said in told],
+                "training": told,
             }
         )
     return sweeps

@@ -5,7 +5,6 @@ top level of a module that the worker can import; errors come back with their ty
 """
 
 import contextlib
-import difflib
 import logging
 import os
 import pickle
@@ -22,8 +21,11 @@ from types import TracebackType
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from lowland.errors import InputError
+from lowland.wording import suggestion
 
 NAMES = ("serial", "processes", "dask")
+# What others call these executors.
+_SYNONYMS = {"local": "serial", "none": "serial", "multiprocessing": "processes", "cluster": "dask"}
 ATTEMPTS = 3  # that a task gets whose worker dies: once can be chance, thrice is the task
 
 _T = TypeVar("_T")
@@ -395,11 +397,10 @@ def _close_cluster() -> None:
 
 def _check(name: str, workers: int | None) -> None:
     if name not in NAMES and "://" not in name:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = suggestion(name, NAMES, _SYNONYMS)
         raise InputError(
             f"no executor named {name!r}; there are {', '.join(NAMES)}, and the address of a Dask "
-            f"scheduler such as tcp://host:8786{hint}"
+            f"scheduler such as tcp://host:8786{hint and f'; {hint}'}"
         )
     if workers is None:
         return

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from lowland.errors import InputError
 from lowland.experiment.configuration import SETTINGS, Configuration, Setting, check_key
+from lowland.reading import TEXT, content
 
 MOST = 1_000_000  # runs of a grid: more is a slip
 
@@ -160,7 +161,7 @@ def _combinations(axes: Axes) -> Iterator[Configuration]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        document = tomllib.loads(content(path, TEXT).decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}; expected a grid as TOML") from error
     except IsADirectoryError as error:

@@ -58,9 +58,13 @@ def acquire(path: Path) -> RunLock | None:
 def is_locked(path: Path) -> bool:
     """Whether a living process holds the lock of a file."""
     # Network file systems lock only what is open for writing; nobody locks a read-only store.
-    mode = "r+b" if os.access(path, os.W_OK) else "rb"
-    with contextlib.suppress(FileNotFoundError), open(path, mode) as file:
-        return not _lock(file.fileno())
+    mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)  # no waiting for pipes
+        try:
+            return not _lock(descriptor)
+        finally:
+            os.close(descriptor)
     return False
 
 

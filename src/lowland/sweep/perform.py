@@ -25,9 +25,10 @@ from lowland.experiment.recording import recorded
 from lowland.experiment.subject import Subject
 from lowland.losses import LossLike
 from lowland.results import ARRAYS, EPOCHS, WEIGHTS, epochs_csv
-from lowland.sweep.keys import training_key
+from lowland.sweep.keys import key, training_key
 from lowland.sweep.plan import document
-from lowland.sweep.trial import Trial, run_of
+from lowland.sweep.store import Store
+from lowland.sweep.trial import Run, Trial, run_of
 from lowland.training import Epoch, Training, TrainingProgress, train_many
 from lowland.usercode import called, described
 
@@ -48,10 +49,13 @@ def perform(
     trained: Mapping[str, Files],
     tell: Callable[[TrainingProgress], None],
     threads: int | None = None,
+    store: Path | None = None,
 ) -> list[FinishedRun]:
     """Train a stack of networks and record those of its runs that are wanted.
 
-    What goes wrong with a run is its result; the others go on.
+    Each run is stored as soon as it is recorded, so that whatever ends the sweep loses no other. A
+    worker that cannot reach the store returns its runs. What goes wrong with a run is its result;
+    the others go on.
 
     Args:
         stack: the runs, as their ``to_dict`` gives them; a trial is alone in its stack.
@@ -61,22 +65,62 @@ def perform(
             as they did before.
         tell: called with the progress of the training.
         threads: how many torch may use; by default as many as now.
+        store: the directory of the sweep's store, which is another one, or none, elsewhere.
     """
+    keep = _Keep(store)
     runs = [run_of(settings) for settings in stack]
     if isinstance(runs[0], Trial):
         with _threads(threads):
-            return [_tried(runs[0])]
+            keep(_tried(runs[0]))
+            return keep.left
     configurations = [run for run in runs if not isinstance(run, Trial)]
     keys = [training_key(configuration) for configuration in configurations]
-    needed = {keys[i] for i in wanted}
+    pending = [i for i in wanted if not keep.has(configurations[i])]
+    needed = {keys[i] for i in pending}
+
+    def record(network: _Network) -> None:
+        for i in [i for i in pending if networks[keys[i]] is network]:
+            pending.remove(i)
+            keep(network.finished(configurations[i]))
+
     with _threads(threads):
         networks = {k: _Network(c) for k, c in zip(keys, configurations, strict=True)}
         if needed <= trained.keys():
             for name in needed:
                 networks[name].recall(trained[name])
         else:
-            _train([network for network in networks.values() if network.failure is None], tell)
-        return [networks[keys[i]].finished(configurations[i]) for i in wanted]
+            able = [network for network in networks.values() if network.failure is None]
+            _train(able, tell, record)
+        for network in networks.values():  # also of what could not be built or trained
+            record(network)
+    return keep.left
+
+
+class _Keep:
+    """Stores runs from a worker: into the store of the sweep itself, which has them locked."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.store: Store | None = None
+        self.left: list[FinishedRun] = []  # runs that cannot be stored from here
+        with contextlib.suppress(InputError, OSError):
+            self.store = Store(directory) if directory is not None else None
+
+    def has(self, run: Run) -> bool:
+        """Whether an earlier attempt at the stack has stored the run."""
+        return self.store is not None and self.store.whole(key(run))
+
+    def __call__(self, run: FinishedRun) -> None:
+        """Store a run, or keep it for the sweep to store.
+
+        On another machine the same path may lead elsewhere, and a worker may outlive its sweep: the
+        run's lock is then not held.
+        """
+        name = run.document["key"]
+        if self.store is not None and self.store.is_locked(name):
+            with contextlib.suppress(InputError):  # a full disk: the sweep itself says so
+                self.store.write(name, run.document, run.files)
+                return
+        self.left.append(run)
 
 
 class Pulse:
@@ -212,34 +256,47 @@ def _shortfall(training: Training) -> str | None:
     )
 
 
-def _train(networks: Sequence[_Network], tell: Callable[[TrainingProgress], None]) -> None:
-    """All at once; if that fails, one by one, to find out which of them it was."""
+def _train(
+    networks: Sequence[_Network],
+    tell: Callable[[TrainingProgress], None],
+    ended: Callable[[_Network], None],
+) -> None:
+    """All at once; if that fails, those left one by one, to find out which of them it was."""
     groups: dict[LossLike, list[_Network]] = {}
     for network in networks:
         groups.setdefault(network.subject.loss, []).append(network)
     for group in groups.values():
         initial = [copy.deepcopy(network.subject.model.state_dict()) for network in group]
         try:
-            _train_together(group, tell)
+            _train_together(group, tell, ended)
         except Exception:
             for network, state in zip(group, initial, strict=True):
+                if network.training is not None:
+                    continue
                 network.subject.model.load_state_dict(state)
-                alone = functools.partial(_train_together, [network], tell)
+                alone = functools.partial(_train_together, [network], tell, ended)
                 _, network.failure = _attempt(alone)
 
 
-def _train_together(networks: Sequence[_Network], tell: Callable[[TrainingProgress], None]) -> None:
+def _train_together(
+    networks: Sequence[_Network],
+    tell: Callable[[TrainingProgress], None],
+    ended: Callable[[_Network], None],
+) -> None:
+    def over(number: int, training: Training) -> None:
+        networks[number].training = training
+        ended(networks[number])
+
     subjects = [network.subject for network in networks]
-    trainings = train_many(
+    train_many(
         [subject.model for subject in subjects],
         [subject.train for subject in subjects],
         [subject.settings for subject in subjects],
         tell,
         loss=subjects[0].loss,
         judged=[subject.judged for subject in subjects],
+        ended=over,
     )
-    for network, training in zip(networks, trainings, strict=True):
-        network.training = training
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ from lowland.sweep.keys import code_digest, key, key_of, training_key, users_cod
 from lowland.sweep.store import Store
 from lowland.sweep.trial import Run, Trial, run_of
 
-# Networks of a stack: more gain little, and a stack is what an interrupt can cost. Convolutions
-# train one by one, and what a network of the user's is made of shows only when it is built.
+# Networks of a stack: more gain little, and what still trains is what an interrupt can cost.
+# Convolutions train one by one, and what a network of the user's is made of shows only when it is
+# built.
 STACK, CONVOLUTIONS, USERS = 16, 1, 4
 
 # Runs that differ in these have other shapes, or take other steps.
@@ -58,8 +59,22 @@ def stacks_of(store: Store, runs: Collection[Run]) -> list[list[Run]]:
         # The longest first: then no worker has a long one left when the others are done.
         stacks = sorted(_stacked(runs, trained), key=lambda stack: -sum(map(_effort, stack)))
         plan = [[run.to_dict() for run in stack] for stack in stacks]
-        store.remember(name, {"source": code_digest(), "runs": len(runs), "stacks": plan})
+        keys = [[key(run) for run in stack] for stack in stacks]
+        document = {"source": code_digest(), "runs": len(runs), "stacks": plan, "keys": keys}
+        store.remember(name, document)
     return stacks
+
+
+def planned_keys(store: Store, name: str) -> list[list[str]] | None:
+    """The keys of a plan's stacks as they were written, or None if there are none to be read.
+
+    To work them out anew would import what the runs name, and a look must run nobody's code.
+    """
+    try:
+        stacks = store.plan(name)["keys"]
+        return [[store.path(own).name for own in stack] for stack in stacks]
+    except (InputError, KeyError, TypeError):
+        return None
 
 
 def planned(store: Store, name: str) -> list[list[Run]] | None:

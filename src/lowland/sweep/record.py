@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lowland.errors import InputError
-from lowland.manifest import Damaged, check_files, read_checked, read_sums, reading
+from lowland.manifest import Damaged, check_files, read_checked, read_sums, readable
 
 RUN = "run.json"
 
@@ -37,16 +37,28 @@ def undamaged(folder: Path) -> Iterator[None]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The document of a run, checked against its checksum."""
-    with reading(folder):
+    with readable(folder):
         (folder / RUN).stat()  # of all that a run can lack, this is named first
     content = read_checked(folder, RUN, read_sums(folder).get(RUN))
     try:
         run = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{RUN} is no JSON: {error}") from error
     if not isinstance(run, dict) or run.get("key") != folder.name:
         raise Damaged(f"{RUN} belongs to another run")
+    parts = {name: run.get(name) or {} for name in ("configuration", "results", "code")}
+    if not (all(isinstance(part, dict) for part in parts.values()) and _names_code(**parts)):
+        raise Damaged(f"{RUN} is not a document that Lowland wrote")
     return run
+
+
+def _names_code(configuration: Any, code: Any, **others: Any) -> bool:
+    """Whether the source of the user is noted for settings that name a function."""
+    users = code.get("users") or {}
+    return isinstance(users, dict) and all(
+        isinstance(configuration.get(name), str) and isinstance(digest, str)
+        for name, digest in users.items()
+    )
 
 
 def as_text(document: Mapping[str, Any]) -> str:

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from lowland.atomic import write_file
 from lowland.errors import InputError
 from lowland.manifest import SUMS, Damaged, check_name, is_litter, sha256, sums_text
+from lowland.reading import text
 from lowland.sweep.keys import is_current
 from lowland.sweep.lock import RunLock, acquire, is_locked
 from lowland.sweep.record import RUN, as_text, damage_of, read_run, undamaged
+from lowland.wording import cell
 
 if TYPE_CHECKING:
     import pandas
@@ -211,7 +213,7 @@ class Store:
         with _writing(f"the table of runs in {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
             written = [directory / "results.csv"]
-            write_file(written[0], table.to_csv(index=False))
+            write_file(written[0], table.map(cell).rename(columns=cell).to_csv(index=False))
             if any(importlib.util.find_spec(name) for name in ("pyarrow", "fastparquet")):
                 written.append(directory / "results.parquet")
                 write_file(written[1], _parquet(table))
@@ -233,8 +235,8 @@ class Store:
         """The plan of this name."""
         path = self._plans / f"{name}.json"
         try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+            return dict(json.loads(text(path)))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(
                 f"the plan {path} cannot be read: {error}; start its sweep again, which "
                 "writes it anew"
@@ -273,8 +275,8 @@ class Store:
         if not os.path.exists(mark):
             raise InputError(f"{self.directory} holds no {MARK}; {_EXPECTED}")
         try:
-            version = int(json.loads(mark.read_text(encoding="utf-8"))["version"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            version = int(json.loads(text(mark))["version"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(f"{mark} cannot be read ({error}); {_EXPECTED}") from error
         if version > VERSION:
             raise InputError(

@@ -11,6 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from lowland.atomic import write_file
+from lowland.reading import content, text
+
 # Not -ffast-math: with it a comparison may take for granted that no number is NaN or infinite. -O3
 # takes four times as long, and the loops, whose vectors are written out, run no faster.
 _FLAGS = ("-O2", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
@@ -22,27 +25,43 @@ def library(source: Path, macros: tuple[str, ...]) -> ctypes.CDLL | None:
     """The compiled source, from the user's cache if it is there; None if it cannot be compiled.
 
     The cache is ``$XDG_CACHE_HOME/lowland``, by default ``~/.cache/lowland``. Where that cannot be
-    written, each process compiles for itself.
+    written, or belongs to somebody else, each process compiles for itself. A library is loaded from
+    it only if nobody else can write it and it has the checksum beside it: part of one would end the
+    process.
     """
-    text = source.read_bytes()
+    code = source.read_bytes()
     told = "\n".join([_processor(), *_FLAGS, *macros])
-    name = f"{source.stem}-{hashlib.sha256(told.encode() + text).hexdigest()[:16]}.so"
+    name = f"{source.stem}-{hashlib.sha256(told.encode() + code).hexdigest()[:16]}.so"
     with contextlib.suppress(OSError, RuntimeError):  # no home, not writable, damaged
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowland"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target, mark = cache / name, cache / f"{name}.sha256"
+        if not _is_ours(cache):
+            raise PermissionError(f"{cache} can be written by others")
         with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(cache / name))
-        cache.mkdir(parents=True, exist_ok=True)
+            if _is_ours(target) and _is_ours(mark) and text(mark) == _digest(target):
+                return ctypes.CDLL(str(target))
         with _built(source, macros, cache) as built:
             if built is not None:
-                # Whole or absent, also for another process and after a power cut: loading a part
-                # of a library would end the process.
-                with built.open("rb") as file:
-                    os.fsync(file.fileno())
-                built.replace(cache / name)
-                return ctypes.CDLL(str(cache / name))
+                built.chmod(0o700)  # whatever the umask
+                digest = _digest(built)
+                built.replace(target)
+                write_file(mark, digest)
+                mark.chmod(0o600)
+                return ctypes.CDLL(str(target))
     with contextlib.suppress(OSError), _built(source, macros, None) as built:
         return None if built is None else ctypes.CDLL(str(built))
     return None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this user alone can write a file or a folder."""
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(content(path)).hexdigest()
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ def train_many(
     *,
     loss: LossLike = "cross_entropy",
     judged: Sequence[int | None] | None = None,
+    ended: Callable[[int, Training], None] = lambda number, training: None,
 ) -> list[Training]:
     """Train every model in place with its own settings, many at a time.
 
@@ -46,6 +47,7 @@ def train_many(
         progress: called after every epoch.
         loss: a name, a torch loss or a function that returns one loss per sample.
         judged: how many leading samples of each run judge it, see :func:`train`; None for all.
+        ended: called with the number and the training of each run as it ends, others going on.
     """
     pairs: list[Data] = [data] * len(models) if _is_pair(data) else list(data)  # type: ignore
     judges = [None] * len(models) if judged is None else list(judged)
@@ -63,7 +65,7 @@ def train_many(
     runs = [Run(*given, criterion.on(given[2][1])) for given in each]
     for run in runs:
         loop.check_goal(run.settings, run.data, run.loss, run.judged)
-    watch = Watch(runs, progress)
+    watch = Watch(runs, progress, ended)
     inputs = SparseInputs()
     descents = {run: _descent(run, inputs) for run in runs}
     for run, descent in descents.items():
@@ -75,7 +77,7 @@ def train_many(
         else:
             for run in group:
                 _alone(run, watch)
-    return [Training(run.settings, run.epochs, run.seconds) for run in runs]
+    return [run.result for run in runs]
 
 
 def _is_pair(data: Data | Sequence[Data]) -> bool:
@@ -119,6 +121,7 @@ def _compiled(run: Run, descent: Descent, watch: Watch) -> None:
             watch([run])
     finally:
         descent.hand_over()
+    watch.ended(run)
 
 
 def _alone(run: Run, watch: Watch) -> None:
@@ -128,3 +131,4 @@ def _alone(run: Run, watch: Watch) -> None:
 
     trained = loop.run(run.model, run.data, run.settings, run.loss, tell, run.judged)
     run.epochs, run.seconds = trained.epochs, trained.seconds
+    watch.ended(run)

@@ -8,7 +8,7 @@ from torch import nn
 
 from lowland.losses import Loss
 from lowland.training.loop import Data
-from lowland.training.settings import Epoch, TrainingSettings, epochs_left, over
+from lowland.training.settings import Epoch, Training, TrainingSettings, epochs_left, over
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Run:
         return over(self.epochs, self.settings)
 
     @property
+    def result(self) -> Training:
+        """The training as it is returned."""
+        return Training(self.settings, self.epochs, self.seconds)
+
+    @property
     def part_done(self) -> float:
         """From 0 to 1, if its loss goes on falling as it does."""
         n = len(self.epochs)
@@ -55,10 +60,20 @@ class Run:
 
 
 class Watch:
-    """Calls ``tell`` with the progress of all runs."""
+    """Calls ``tell`` with the progress of all runs, and ``ended`` with each that has ended."""
 
-    def __init__(self, runs: Sequence[Run], tell: Callable[[TrainingProgress], None]) -> None:
-        self.runs, self.tell, self.began = runs, tell, time.perf_counter()
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        tell: Callable[[TrainingProgress], None],
+        ended: Callable[[int, Training], None],
+    ) -> None:
+        self.runs, self.tell, self._ended = runs, tell, ended
+        self.began = time.perf_counter()
+
+    def ended(self, run: Run) -> None:
+        """Hand over a run whose model has its weights by now."""
+        self._ended(run.number, run.result)
 
     def __call__(self, now: Sequence[Run]) -> None:
         """Tell how far all are, after an epoch of the runs that are trained now."""

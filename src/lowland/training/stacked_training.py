@@ -70,7 +70,8 @@ class StackedTraining:
                     run.epochs.append(epoch)
                     run.seconds += share
                 watch(self.runs)
-                self._let_go()
+                for run in self._let_go():
+                    watch.ended(run)
         finally:
             self._hand_over(range(len(self.runs)))
 
@@ -192,11 +193,14 @@ class StackedTraining:
             for sum_, e, norm in zip(total, wrong, norms, strict=True)
         ]
 
-    def _let_go(self) -> None:
+    def _let_go(self) -> list[Run]:
+        """Take the runs that are over out of the stack, each model with its weights."""
         stay = [i for i, run in enumerate(self.runs) if not run.over]
-        if len(stay) == len(self.runs):
-            return
-        self._hand_over([i for i in range(len(self.runs)) if i not in set(stay)])
+        gone = [i for i, run in enumerate(self.runs) if run.over]
+        if not gone:
+            return []
+        leaving = [self.runs[i] for i in gone]
+        self._hand_over(gone)
         if stay:
             self.weights, self.means = (
                 {name: laid_out(list(w[stay])) for name, w in part.items()}
@@ -208,6 +212,7 @@ class StackedTraining:
         self.pairs = [self.pairs[i] for i in stay]
         self.runs = [self.runs[i] for i in stay]
         self._settle()
+        return leaving
 
     @torch.no_grad()
     def _hand_over(self, leaving: Sequence[int]) -> None:
