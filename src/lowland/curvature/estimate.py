@@ -9,7 +9,8 @@ from typing import Any
 class Estimate:
     """A number found from products with a matrix.
 
-    ``stderr`` is zero where the number is exact to rounding. ``samples`` counts the products with
+    ``stderr`` is zero where the number is exact to rounding, and NaN where the products were too
+    few to tell. ``samples`` counts the products with
     one vector. ``converged`` says that the standard error is within the tolerance asked for.
     ``parts`` holds the same number parameter by parameter, where the operator knows them.
 
@@ -37,6 +38,8 @@ class Estimate:
 
 def _with_error(value: float, stderr: float) -> str:
     """Value and error as text, without the digits of the value that its error leaves unknown."""
+    if math.isnan(stderr):
+        return f"{value:.3g}, error unknown"
     if not math.isfinite(value) or stderr <= 1e-6 * abs(value):
         return f"{value:.6g}" + (f" ± {stderr:.1g}" if stderr and math.isfinite(value) else "")
     if not math.isfinite(stderr):

@@ -16,7 +16,6 @@ Matrix Anal. Appl. 13, 1992, Thm. 4.2). What is found joins the basis, and the s
 """
 
 import math
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
