@@ -49,7 +49,8 @@ def normalized_sharpness_direct(problem: Problem) -> Value:
     spread = standard_error(fits[:, :2].sum(1))
     return Value(
         rise + cost,
-        f"{_FITS} fits of {_STEPS} steps of L-BFGS to {_PAIRS} pairs of noises, {_FRESH} fresh pairs",
+        f"{_FITS} fits of {_STEPS} evaluations by L-BFGS to {_PAIRS} pairs of noises, "
+        f"{_FRESH} fresh pairs",
         math.hypot(spread or 0.0, left / 2),
         {"rise": rise, "squared_weights": cost},
     )
@@ -103,7 +104,7 @@ def _fitted(problem: Problem, seed: int) -> tuple[float, float, float]:
 
 
 def _left(fallen: list[float]) -> float:
-    """Return what is left of a descent: as much as its second half was, which halves it at least."""
+    """Return what is left of a descent, taken to be as much as its second half was."""
     return fallen[len(fallen) // 2] - fallen[-1] if fallen else 0.0
 
 
