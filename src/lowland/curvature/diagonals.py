@@ -26,7 +26,7 @@ from lowland.curvature.probes import (
     first_passes,
     remainder_diagonal,
     remainder_trace,
-    widened,
+    widened_by_passes,
 )
 from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.second_derivatives import twice_backwards
@@ -222,7 +222,7 @@ def diagonal(
         more, spread = remainder_diagonal(
             problem, plan.curved, passes=samples, whole=plan.whole, seed=seed
         )
-        wider = dict.fromkeys(spread, widened(samples, problem.count()))
+        wider = dict.fromkeys(spread, widened_by_passes(samples, problem.count()))
         entries |= {n: entries[n] + v if n in entries else v for n, v in more.items()}
     for operator in operators:
         estimate = estimate_diagonal(

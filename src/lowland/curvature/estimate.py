@@ -4,6 +4,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from scipy.special import stdtrit
+
+_TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -34,6 +38,14 @@ class Estimate:
         """All fields as plain numbers and texts; ``parts`` as dictionaries of the same kind."""
         parts = {name: part.to_dict() for name, part in self.parts.items()}
         return {**vars(self), "parts": parts}
+
+
+def widened(samples: int) -> float:
+    """Return by how much Student's distribution widens the spread of so many samples.
+
+    Two such errors hold what two of a normal distribution do.
+    """
+    return float(stdtrit(samples - 1, _TWO_SIGMA)) / 2 if samples > 1 else 1.0
 
 
 def _with_error(value: float, stderr: float) -> str:

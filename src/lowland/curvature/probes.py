@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.budget import Work
-from lowland.curvature.estimate import Estimate
+from lowland.curvature.estimate import Estimate, widened
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.layer_search import Layer
 from lowland.curvature.sample_factors import Term, output_curvature
@@ -97,7 +97,7 @@ def remainder_trace(
         if enough or 2 * passes > max_passes or max(needed, 2 * passes) > worth:
             break
         wanted = 2 * passes
-    if math.isnan(widened(passes, count)):
+    if math.isnan(widened_by_passes(passes, count)):
         errors, stderr = errors * math.nan, math.nan
     parts = {
         name: Estimate(float(v), float(e), passes, float(e) <= allowed, METHOD)
@@ -271,7 +271,7 @@ def remainder_diagonal(
     return value, spread
 
 
-def widened(passes: int, samples: int) -> float:
+def widened_by_passes(passes: int, samples: int) -> float:
     """Return by how much the spread of so many passes is widened, as Student's distribution has it.
 
     Two such errors hold what they hold of a normal distribution. Of few draws of signs some are all
@@ -279,7 +279,7 @@ def widened(passes: int, samples: int) -> float:
     """
     if passes < _FEWEST or (passes < _SURE and passes * samples < _DRAWN_AT_ALL):
         return math.nan
-    return float(stdtrit(passes - 1, _TWO_SIGMA)) / 2
+    return widened(passes)
 
 
 def _along(every: list[Tensor], shifts: list[Tensor]) -> Tensor:
