@@ -25,12 +25,13 @@ def frobenius_norm(
 ) -> Estimate:
     """``|A|_F = sqrt(tr A^2)``, to a relative standard error of ``rtol``.
 
-        The leading eigenvalues, from a block Lanczos run, enter exactly, and ``|A v|^2`` for random v
-        orthogonal to their vectors samples the others until the error is small enough; its own by the
-    _FEWEST = 12  # products, of four vectors, from which on the error of a norm holds it
+    The leading eigenvalues, from a block Lanczos run, enter exactly, and ``|A v|^2`` for random v
+    orthogonal to their vectors samples the others until the error is small enough; its own by the
+    delta method, and NaN of fewer than 12 products. Of a ``Spectrum`` the number that it tells,
+    whatever its error.
 
-        >>> frobenius_norm(Dense(torch.diag(torch.tensor([3.0, -4.0]))))
-        5 (exact, 0 products)
+    >>> frobenius_norm(Dense(torch.diag(torch.tensor([3.0, -4.0]))))
+    5 (exact, 0 products)
     """
     if isinstance(A, Spectrum):
         return _root(A.total(torch.square), rtol)
