@@ -35,10 +35,42 @@ def test_planted_eigenvalues_are_found_at_each_end(which, block):
     torch.testing.assert_close(gram, torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_a_multiple_eigenvalue_is_found_as_often_as_the_block_allows():
-    values = torch.cat([torch.tensor([5.0, 5, 5, 4]), torch.rand(96)]).double()
-    found = ll.eigsh(planted(values), 4, block=3, tol=1e-8)
-    torch.testing.assert_close(found.values, torch.tensor([5.0, 5, 5, 4]).double())
+@pytest.mark.parametrize("which", ["magnitude", "largest", "smallest"])
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_eigenvalues_are_found_as_often_as_they_occur(which, seed):
+    generator = torch.Generator().manual_seed(seed)
+    bulk = torch.rand(90, generator=generator).double() - 0.5
+    ends = torch.tensor([0.877, 0.719, 0.656, -0.7, -0.9]).double()
+    copies = torch.randint(1, 4, (5,), generator=generator)
+    values = torch.cat([bulk, ends.repeat_interleave(copies)])
+    found = ll.eigsh(planted(values), 6, which=which, seed=seed)
+    key = {"magnitude": -values.abs(), "largest": -values, "smallest": values}[which]
+    assert found.converged
+    torch.testing.assert_close(found.values, values[key.argsort()][:6], rtol=1e-3, atol=0)
+
+
+def test_an_end_that_the_start_does_not_see_is_found():
+    A = Dense(torch.diag(SPECTRUM))
+    start = torch.ones(len(SPECTRUM)).double()
+    start[0] = start[1] = 0  # the eigenvectors of 9 and -7
+    assert ll.eigsh(A, 1, which="largest", start=start).values[0] == pytest.approx(9)
+    assert ll.eigsh(A, 1, which="smallest", start=start).values[0] == pytest.approx(-7)
+
+
+def test_no_search_takes_more_products_than_the_matrix_has_columns():
+    A = planted(torch.linspace(0.99, 1, 200).double())
+    found = ll.eigsh(A, 5, tol=1e-10)
+    assert found.converged
+    assert found.matvecs <= 200
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_sizes_whose_squares_are_no_numbers(size):
+    matrix = matrix_with(SPECTRUM).float()
+    found = ll.eigsh(Dense(matrix * size), 3)
+    torch.testing.assert_close(found.values / size, SPECTRUM[:3], rtol=1e-5, atol=0)
+    off = ((matrix.double() * size) @ found.vectors.double() - found.vectors * found.values).norm()
+    assert found.residuals.norm() == pytest.approx(float(off), rel=0.5)
 
 
 def test_an_unconverged_result_says_so_and_its_residual_is_true():
@@ -52,11 +84,11 @@ def test_an_unconverged_result_says_so_and_its_residual_is_true():
     assert (distance <= found.residuals).all()
 
 
-def test_a_warm_start_from_the_answer_needs_one_block():
+def test_a_warm_start_from_the_answer_needs_but_a_look_at_what_it_leaves_out():
     A = planted(SPECTRUM)
     cold = ll.eigsh(A, 3, tol=1e-6)
     warm = ll.eigsh(A, 3, tol=1e-6, start=cold.vectors)
-    assert warm.matvecs == 3 < cold.matvecs
+    assert warm.matvecs < cold.matvecs
     torch.testing.assert_close(warm.values, cold.values)
 
 

@@ -327,8 +327,11 @@ class TestDirect:
                 "4.bias": p["4.bias"] * 3,
             }
         )
-        value = normalized_sharpness_direct(problem).value
-        assert normalized_sharpness_direct(rescaled).value == pytest.approx(value, rel=1e-6)
+        found = normalized_sharpness_direct(problem)
+        # Line searches make rounding larger, but not beside the error.
+        within = 0.01 * found.stderr
+        again = normalized_sharpness_direct(rescaled).value
+        assert again == pytest.approx(found.value, abs=within)
 
 
 def test_kl_inverse_equals_a_fine_grid():

@@ -159,8 +159,9 @@ def test_the_eigenvalue_is_that_of_the_hessian_and_starts_from_the_last_one():
         H = ll.hessian(ll.Problem(model, "cross_entropy", (X, Y))).dense()
         exact = float(torch.linalg.eigvalsh(H)[-1])
         assert probe(step)["lowland/largest_eigenvalue"] == pytest.approx(exact, rel=0.01)
-    again = ll.eigsh(ll.hessian(probe.problem), k=1, tol=0.01, start=probe._eigenvector)
-    assert again.matvecs == 1
+    H = ll.hessian(probe.problem)
+    again = ll.eigsh(H, k=1, tol=0.01, start=probe._eigenvector)
+    assert again.matvecs < ll.eigsh(H, k=1, tol=0.01).matvecs
 
 
 def test_other_measures_by_name_are_those_of_measure():

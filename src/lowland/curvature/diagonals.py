@@ -6,6 +6,7 @@ vanishes for a parameter in which the outputs are piecewise linear, and is small
 small loss: what must be estimated is little, and so is its error.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,17 @@ from lowland.budget import Work
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.factored_block import LayerBlock
 from lowland.curvature.layer_blocks import exact_diagonal
-from lowland.curvature.layer_search import Layer, parameters, unused
+from lowland.curvature.layer_search import Layer, outputs_of_a_sample, parameters, unused
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
 from lowland.curvature.precision import rounding
-from lowland.curvature.probes import SHIFT, first_passes, remainder_diagonal, remainder_trace
+from lowland.curvature.probes import (
+    SHIFT,
+    first_passes,
+    remainder_diagonal,
+    remainder_trace,
+    widened_by_passes,
+)
 from lowland.curvature.sample_factors import Kind, check_kind, passes
 from lowland.curvature.second_derivatives import twice_backwards
 from lowland.curvature.shared_jacobians import few_outputs
@@ -37,6 +44,9 @@ _BLOCK = 64  # of them at once
 _OPERATORS: dict[Kind, type[Curvature]] = {"hessian": Hessian, "ggn": GGN, "fisher": Fisher}
 # Passes of random shifts for a diagonal's remainder: every sample has draws of its own.
 _SHIFTS = 16
+# A trace's first look at its draws takes a tenth of what is exact at most; estimates from products
+# take so many, as a rule.
+_LOOKS, _TRACE_PRODUCTS, _DIAGONAL_PRODUCTS = 10, 64, 500
 _EXACT = "exact, by layer structure"
 
 
@@ -70,14 +80,33 @@ def trace(
     kinds: dict[str, Kind] = {"hessian": "hessian", "ggn": "ggn", "empirical fisher": "fisher"}
     if not isinstance(A, Curvature) or A.kind not in kinds or A.problem.sharded:
         return estimate_trace(A, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
-    plan = _Plan.of(A.problem, kinds[A.kind], A.params, _TRACE_PASSES, max_matvecs, gauss_newton)
-    return _structured_trace(A, plan, rtol, max_matvecs, seed)
+    usual = _Estimates(_TRACE_PASSES, _LOOKS * first_passes(len(A.problem.train)), _TRACE_PRODUCTS)
+    plan = _Plan.of(A.problem, kinds[A.kind], A.params, usual, max_matvecs, gauss_newton)
+    return _structured_trace(A, plan, kinds[A.kind], rtol, max_matvecs, seed)
 
 
 def _structured_trace(
-    A: Curvature, plan: "_Plan", rtol: float, max_matvecs: int | None, seed: int
+    A: Curvature, plan: "_Plan", kind: Kind, rtol: float, max_matvecs: int | None, seed: int
 ) -> Estimate:
-    problem = A.problem
+    problem, estimates = A.problem, []
+    if plan.curved:
+        size = sum(problem.params[layer.parameter].numel() for layer in plan.curved)
+        remainder = remainder_trace(
+            problem,
+            plan.curved,
+            rtol=rtol,
+            beside=sum(float(d.sum()) for d in plan.exact.values()),
+            max_passes=max_matvecs,
+            worth=math.inf if max_matvecs else size / _PRODUCTS,
+            whole=plan.whole,
+            seed=seed,
+        )
+        if remainder.converged or max_matvecs:
+            estimates.append(remainder)
+        else:
+            plan = plan.by_products(problem, kind)
+            if plan.curved:  # products are not exact either
+                estimates.append(remainder)
     how = _EXACT if not plan.products else f"{_EXACT} or a product for each weight"
     parts = {
         name: Estimate(float(d.sum()), 0.0, plan.products, True, how)
@@ -91,23 +120,12 @@ def _structured_trace(
         operators.append(Remainder(problem, plan.in_series))
     if plan.unseen:
         operators.append(type(A)(problem, plan.unseen))
-    estimates = [
+    estimates += [
         estimate_trace(
             B, rtol=rtol, atol=target, max_matvecs=max_matvecs and _products(max_matvecs), seed=seed
         )
         for B in operators
     ]
-    if plan.curved:
-        remainder = remainder_trace(
-            problem,
-            plan.curved,
-            rtol=rtol,
-            beside=exact,
-            max_passes=max_matvecs,
-            whole=plan.whole,
-            seed=seed,
-        )
-        estimates.insert(0, remainder)
     if not estimates:
         shares = {name: parts[name] for name in A.params}
         return Estimate(exact, 0.0, plan.products, True, how, shares)
@@ -138,11 +156,20 @@ def _structured_trace(
 class Diagonal(Mapping[str, Tensor]):
     """The diagonal by parameter name, each in the parameter's shape.
 
-    ``stderr`` holds standard errors of those that were estimated; the others are exact.
+    ``stderr`` holds standard errors of those that were estimated; the others are exact. They are
+    NaN where the passes were too few to tell. ``spread`` holds them before they were widened for
+    the number of passes.
     """
 
-    def __init__(self, entries: dict[str, Tensor], stderr: dict[str, Tensor], samples: int) -> None:
-        self._entries, self.stderr, self.samples = entries, stderr, samples
+    def __init__(
+        self,
+        entries: dict[str, Tensor],
+        spread: dict[str, Tensor],
+        samples: int,
+        wider: Mapping[str, float] | None = None,
+    ) -> None:
+        self._entries, self.spread, self.samples = entries, spread, samples
+        self.stderr = {name: s * (wider or {}).get(name, 1.0) for name, s in spread.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._entries[name]
@@ -155,7 +182,10 @@ class Diagonal(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         exact = len(self) - len(self.stderr)
-        return f"Diagonal({exact} parameters exact, {len(self.stderr)} by {self.samples} products)"
+        unknown = any(bool(error.isnan().any()) for error in self.stderr.values())
+        state = ", too few for an error" if unknown else ""
+        estimated = f"{len(self.stderr)} by {self.samples} products{state}"
+        return f"Diagonal({exact} parameters exact, {estimated})"
 
 
 @differentiating()
@@ -176,20 +206,23 @@ def diagonal(
     ``max_matvecs``. ``gauss_newton`` is that of the GGN, where it is known already.
     """
     check_kind(kind)
-    plan = _Plan.of(problem, kind, problem.params, _DIAGONAL_PASSES, max_matvecs, gauss_newton)
+    usual = _Estimates(_DIAGONAL_PASSES, _SHIFTS, _DIAGONAL_PRODUCTS)
+    plan = _Plan.of(problem, kind, problem.params, usual, max_matvecs, gauss_newton)
     entries = dict(plan.exact)
     operators: list[Curvature] = []
     if plan.in_series:
         operators.append(Remainder(problem, plan.in_series))
     if plan.unseen:
         operators.append(_OPERATORS[kind](problem, plan.unseen))
-    stderr: dict[str, Tensor] = {}
+    spread: dict[str, Tensor] = {}
+    wider: dict[str, float] = {}
     samples = 0
     if plan.curved:
         samples = max_matvecs or _SHIFTS
-        more, stderr = remainder_diagonal(
+        more, spread = remainder_diagonal(
             problem, plan.curved, passes=samples, whole=plan.whole, seed=seed
         )
+        wider = dict.fromkeys(spread, widened_by_passes(samples, problem.count()))
         entries |= {n: entries[n] + v if n in entries else v for n, v in more.items()}
     for operator in operators:
         estimate = estimate_diagonal(
@@ -200,8 +233,8 @@ def diagonal(
             p = problem.params[name]
             value = estimate.value[place].view_as(p)
             entries[name] = entries[name] + value if name in entries else value
-            stderr[name] = estimate.stderr[place].view_as(p)
-    return Diagonal({name: entries[name] for name in problem.params}, stderr, samples)
+            spread[name] = estimate.stderr[place].view_as(p)
+    return Diagonal({name: entries[name] for name in problem.params}, spread, samples, wider)
 
 
 def remainder_work(problem: Problem, limit: int) -> Work:
@@ -229,6 +262,15 @@ def seen_through(problem: Problem) -> bool:
 
 
 @dataclass(frozen=True)
+class _Estimates:
+    """What is spent where nobody limits it."""
+
+    passes: int  # double backward passes up to which a remainder is exact
+    draws: int  # of random shifts, up to which a product for each weight is no dearer
+    products: int  # with random vectors
+
+
+@dataclass(frozen=True)
 class _Plan:
     """What is known exactly of some parameters, and what is left to estimate."""
 
@@ -245,12 +287,12 @@ class _Plan:
         problem: Problem,
         kind: Kind,
         names: Collection[str],
-        most: int,
+        estimate: "_Estimates",
         limit: int | None,
         gauss_newton: Mapping[str, Tensor] | None,
     ) -> "_Plan":
-        """The plan; remainders are exact if all take at most ``most`` double backward passes."""
-        most = most if limit is None else min(most, _TRACE_PASSES)
+        """The plan; remainders are exact if all take few enough double backward passes."""
+        most = estimate.passes if limit is None else min(estimate.passes, _TRACE_PASSES)
         seen = [layer for layer in parameters(problem).values() if layer.parameter in names]
         if kind == "hessian" and gauss_newton is None and not few_outputs(problem):
             # Where torch's second derivatives are not right, nothing is known apart from products.
@@ -259,7 +301,7 @@ class _Plan:
             taken = {layer.parameter for layer in curved} | set(unused(problem))
             zeros = {n: _zeros(problem, n) for n in unused(problem) if n in names}
             plan = cls(zeros, curved, [], [n for n in names if n not in taken], True)
-            return plan._by_products(problem, kind, limit)
+            return plan._by_products(problem, kind, estimate, limit)
         series = [layer for layer in seen if kind == "hessian" and layer.in_series]
         curved = [
             layer for layer in seen if kind == "hessian" and layer.curved and not layer.in_series
@@ -270,10 +312,26 @@ class _Plan:
             seen, series, curved = (
                 [layer for layer in group if layer not in wrong] for group in (seen, series, curved)
             )
-        if sum(map(passes, curved)) <= most:
+        exactly = sum(map(passes, curved))
+        affordable = exactly if exactly <= most else 0
+        size = sum(problem.params[layer.parameter].numel() for layer in curved)
+        if exactly <= min(most, size):
             twice, curved = curved, []
         else:
             twice = []
+        found = {layer.parameter for layer in seen} | set(unused(problem))
+        left = cls({}, curved, [layer.parameter for layer in series], [])
+        left = replace(left, unseen=[name for name in names if name not in found])
+        known = left._by_products(problem, kind, estimate, limit, affordable)
+        if known.products:  # the Gauss-Newton part of these is not needed
+            seen = [layer for layer in seen if layer.parameter not in known.exact]
+            series, curved = [], []
+            few = cls({}, [], [], [layer.parameter for layer in seen])
+            outputs = outputs_of_a_sample(problem)  # passes that their exact diagonal takes
+            if seen and kind != "fisher" and few.size(problem) <= outputs and not gauss_newton:
+                more = few.by_products(problem, kind)
+                known = replace(known, exact=known.exact | more.exact)
+                seen = [layer for layer in seen if layer.parameter not in more.exact]
         if kind == "hessian" and gauss_newton is not None:
             straight = [layer for layer in seen if layer not in twice]
             exact = {
@@ -284,27 +342,54 @@ class _Plan:
             exact |= exact_diagonal(problem, twice, kind) if twice else {}
         else:
             partly = {layer.parameter for layer in (*series, *curved)}
-            exact = exact_diagonal(problem, [*series, *curved], "ggn")
-            exact |= exact_diagonal(
-                problem, [layer for layer in seen if layer.parameter not in partly], kind
-            )
+            rest = [layer for layer in seen if layer.parameter not in partly]
+            exact = exact_diagonal(problem, [*series, *curved], "ggn") if partly else {}
+            exact |= exact_diagonal(problem, rest, kind) if rest else {}
+        exact |= known.exact
         for name in unused(problem):
             if name in names:
                 exact[name] = _zeros(problem, name)
-        plan = cls(
+        return cls(
             exact,
             [layer for layer in curved if layer.parameter in exact],
             [layer.parameter for layer in series if layer.parameter in exact],
             [name for name in names if name not in exact],
+            products=known.products,
         )
-        return plan._by_products(problem, kind, limit)
 
-    def _by_products(self, problem: Problem, kind: Kind, limit: int | None) -> "_Plan":
-        """The same with nothing left to estimate, if a product for each weight is no dearer."""
-        left = [*(layer.parameter for layer in self.curved), *self.in_series, *self.unseen]
-        size = sum(problem.params[name].numel() for name in left)
-        draws = limit or first_passes(len(problem.train))
-        if not left or size > _PRODUCTS * draws:
+    def _by_products(
+        self,
+        problem: Problem,
+        kind: Kind,
+        estimate: "_Estimates",
+        limit: int | None,
+        affordable: int = 0,
+    ) -> "_Plan":
+        """Return the plan with nothing left to estimate, if a product for each weight is no dearer.
+
+        ``affordable`` is what is spent on exactness where nothing else is said, in products.
+        """
+        dearer = _PRODUCTS * (limit or estimate.draws) if self.curved else 0
+        for names in (self.in_series, self.unseen):
+            if names:
+                dearer += _products(limit) if limit else estimate.products
+        if self.size(problem) > max(affordable, dearer):
+            return self
+        return self.by_products(problem, kind)
+
+    @property
+    def left(self) -> list[str]:
+        """The parameters of which something is left to estimate."""
+        return [*(layer.parameter for layer in self.curved), *self.in_series, *self.unseen]
+
+    def size(self, problem: Problem) -> int:
+        """Return how many weights these have."""
+        return sum(problem.params[name].numel() for name in self.left)
+
+    def by_products(self, problem: Problem, kind: Kind) -> "_Plan":
+        """Return the plan with all that was left found by a product for each weight."""
+        left, size = self.left, self.size(problem)
+        if not left:
             return self
         A = _OPERATORS[kind](problem, left)
         if A.precision > rounding(A.dtype):  # products by differences are not exact

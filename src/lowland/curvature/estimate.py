@@ -4,12 +4,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from scipy.special import stdtrit
+
+_TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
+
 
 @dataclass(frozen=True)
 class Estimate:
     """A number found from products with a matrix.
 
-    ``stderr`` is zero where the number is exact to rounding. ``samples`` counts the products with
+    ``stderr`` is zero where the number is exact to rounding, and NaN where the products were too
+    few to tell. ``samples`` counts the products with
     one vector. ``converged`` says that the standard error is within the tolerance asked for.
     ``parts`` holds the same number parameter by parameter, where the operator knows them.
 
@@ -35,8 +40,18 @@ class Estimate:
         return {**vars(self), "parts": parts}
 
 
+def widened(samples: int) -> float:
+    """Return by how much Student's distribution widens the spread of so many samples.
+
+    Two such errors hold what two of a normal distribution do.
+    """
+    return float(stdtrit(samples - 1, _TWO_SIGMA)) / 2 if samples > 1 else 1.0
+
+
 def _with_error(value: float, stderr: float) -> str:
     """Value and error as text, without the digits of the value that its error leaves unknown."""
+    if math.isnan(stderr):
+        return f"{value:.3g}, error unknown"
     if not math.isfinite(value) or stderr <= 1e-6 * abs(value):
         return f"{value:.6g}" + (f" ± {stderr:.1g}" if stderr and math.isfinite(value) else "")
     if not math.isfinite(stderr):

@@ -4,15 +4,25 @@ The method keeps ``A V = V T + Q B^T`` with orthonormal ``[V Q]`` (Krylov-Schur 
 SIAM J. Matrix Anal. Appl. 22, 2000): when the basis is full, its best Ritz vectors replace it
 and the iteration goes on from the same residual block. Every new block is orthogonalised twice
 against the whole basis, so that no eigenvalue appears more often than it should.
+
+It sees one copy of a multiple eigenvalue, and none of an eigenvector that the start happens to be
+orthogonal to. So it is followed by a search from a random direction in what the basis leaves out.
+If that holds an eigenvalue beyond those found, j products show it, except with the probability
+
+    .824 sqrt(n) ((1 - sqrt e) / (1 + sqrt e))^(j - 1/2)
+
+where e is the gap to what they show, as a share of the range (Kuczynski & Wozniakowski, SIAM J.
+Matrix Anal. Appl. 13, 1992, Thm. 4.2). What is found joins the basis, and the search is repeated.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lowland.curvature.operator import Operator, columns_within
+from lowland.curvature.operator import Operator, Scaled, columns_within
 from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.figures import draw_eigenvalues, drawn_on, picture
@@ -21,6 +31,11 @@ from lowland.problem import differentiating
 End = Literal["magnitude", "largest", "smallest"]
 
 _ROWS = 1 << 16  # entries of every basis vector that are combined at once
+_MISSED = 1e-3  # probability of an eigenvalue that is left out, by a bound that is not sharp
+_SMALL = 1e-2  # share of a vector that is left, from which on its rounding is negligible
+# Gaps whose products are enough if what was left out has come to within its residual of the
+# edge, and if it has converged.
+_NEAR, _SETTLED = 0.1, 0.25
 
 
 @dataclass(frozen=True)
@@ -66,16 +81,20 @@ def eigsh(
     max_matvecs: int | None = None,
     seed: int = 0,
 ) -> Eigenpairs:
-    """The ``k`` eigenpairs of largest magnitude, or at either end of the spectrum.
+    """Return the ``k`` eigenpairs of largest magnitude, or at either end of the spectrum.
+
+    Equal eigenvalues are returned as often as they occur. No search takes more products than the
+    matrix has columns if its basis fits the memory and it has at most 1,000 columns, or 50 ``k``.
 
     Args:
         A: anything with ``size``, ``dtype``, ``device`` and ``@``.
         k: how many.
         which: ``"magnitude"``, ``"largest"`` or ``"smallest"`` (algebraically).
-        tol: stop when every residual is below ``tol`` times its eigenvalue's magnitude.
-        block: how many vectors go through ``A`` at once. An eigenvalue of multiplicity m needs m
-            of them to be found m times. More take more products: for ten pairs of 784-30-30-10,
-            25 by one and 44 by four, which was no faster although products share work.
+        tol: stop when every residual is below ``tol`` times its eigenvalue's magnitude, and a
+            random direction shows that no eigenvalue beyond them is left out.
+        block: how many vectors go through ``A`` at once. More take more products: for ten pairs of
+            784-30-30-10, 25 by one and 44 by four, which was no faster although products share
+            work.
         start: earlier eigenvectors, (n,) or (n, b), to start from; they set the block size.
         max_matvecs: give up after so many products; the result then says ``converged=False``.
         seed: of the random starting block.
@@ -90,14 +109,19 @@ def eigsh(
         raise InputError(f"k must be between 1 and the size {n} of the operator; got {k}")
     if start is not None and len(start) != n:
         raise InputError(f"start has {len(start)} rows; the operator has size {n}")
+    A = Scaled(A)
     generator = torch.Generator(device=A.device).manual_seed(seed)
     if start is None:
         start = torch.randn(n, min(block, n), device=A.device, generator=generator)
     Q = start.reshape(n, -1).to(A.device, A.dtype)
     b = Q.shape[1]
-    capacity = min(n, max(2 * k, k + 40) + 4 * b)  # columns of the basis before a restart
-    limit = max_matvecs if max_matvecs is not None else max(1000, 50 * k)
+    usual = max(1000, 50 * k)
+    limit = max_matvecs if max_matvecs is not None else usual
     fits = columns_within(A) - 4 * b  # beside the block, its products and what is left of them
+    # Columns of the basis before a restart: all, where that ends the search in n products.
+    capacity = min(n, max(2 * k, k + 40) + 4 * b)
+    if n <= usual and 2 * (n + b) <= fits:
+        capacity = n
     # The basis times A gives the residuals; where memory is short, they take k products more.
     keeps_products = 2 * (capacity + b) <= fits
     if not keeps_products:
@@ -109,11 +133,15 @@ def eigsh(
                 "memory budget is less; ask for fewer, or pass Problem(memory=...) with more"
             )
 
-    V = Columns(A, capacity + b)
-    AV = Columns(A, capacity + b if keeps_products else 0)
+    # The search outside has as much room once more, where there is memory for it.
+    most = min(n, 2 * capacity, (fits // 2 if keeps_products else fits) - b)
+    V = Columns(A, most + b)
+    AV = Columns(A, most + b if keeps_products else 0)
     T = torch.empty(0, 0, dtype=torch.float64, device=A.device)
     Q, _ = _orthonormal(Q, Q.norm(dim=0), V.all, generator)
-    matvecs, restarted = 0, False
+    matvecs, restarted, look = 0, False, 0
+    outside: int | None = None  # where a search from a random direction began in the basis,
+    tried = 0  # and its products
     while True:
         W = A @ Q
         if not W.isfinite().all():
@@ -121,6 +149,7 @@ def eigsh(
                 "a product with the operator is NaN or infinite: the curvature is not defined here"
             )
         matvecs += Q.shape[1]
+        tried += Q.shape[1]
         V.append(Q)
         if keeps_products:
             AV.append(W)
@@ -134,38 +163,97 @@ def eigsh(
         W = W - V.all @ within
         within[-len(overlap) :] += overlap
         T = bordered(T, within.double())
-        theta, Y = torch.linalg.eigh(T)
-        order = _order(theta, which)
-        theta, Y = theta[order], Y[:, order]
-        allowed = (tol * theta[:k].abs()).clamp_min(rounding(A.dtype) * theta.abs().max())
-
         room = n - V.count
-        seem_done = False
+        coupling = T.new_zeros(W.shape[1], W.shape[1])
         if room:
             Q, coupling = _orthonormal(W, size, V.all, generator)
-            # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
-            expected = (coupling @ Y[-W.shape[1] :, :k]).norm(dim=0)
-            seem_done = len(theta) >= k and bool((expected <= allowed).all())
             Q = Q[:, :room]
         stop = matvecs >= limit or not room
-        if stop or seem_done or V.count + b > capacity:
-            kept = min(len(theta), max(k, capacity - max(b, (capacity - k) // 2)))
-            theta, Y, T = theta[:kept], Y[:, :kept].to(A.dtype), torch.diag(theta[:kept])
-            V.turn(Y)
+        full = V.count + b > (capacity if outside is None else most)
+        if not (stop or full) and V.count < look:
+            continue
+        look = V.count + V.count // 50  # the basis of a whole matrix is not looked at every time
+
+        theta, Y = _ritz(T, which)
+        unsure = rounding(A.dtype) if room else n * torch.finfo(A.dtype).eps
+        allowed = (tol * theta[:k].abs()).clamp_min(unsure * theta.abs().max())
+        edge = float(_far(theta, which)[:k][-1] + allowed[-1])
+        # |A y - theta y| = |coupling y_last|: tells, without a vector of length n, when to look
+        expected = (coupling @ Y[-W.shape[1] :]).norm(dim=0)
+        found = len(theta) >= k and bool((expected[:k] <= allowed).all())
+        # Nor may another one come to lie beyond the last of them.
+        found = found and bool((_far(theta, which) + 2 * expected <= edge)[k:].all())
+        complete = not room  # nothing is outside
+        if found and room and outside is not None:
+            F = T[outside:, outside:]
+            left_out = _left_out(F, coupling, edge, which, tol, n, tried)
+            complete, found = left_out is False, left_out is not None
+        if not (stop or found or full):
+            continue
+        if outside is not None and not (stop or found):  # the best of the search outside
+            F = _ritz(T[outside:, outside:], which)[1]
+            Y = torch.block_diag(torch.eye(outside).to(F), F[:, : len(F) // 2])
+            T, restarted, look = Y.T @ T @ Y, True, 0
+            V.turn(Y.to(A.dtype))
             if keeps_products:
-                AV.turn(Y)
-            restarted = True
-            if not (keeps_products or stop or seem_done):
-                continue
-            top = V.all[:, :k]
-            residuals = torch.empty(top.shape[1], dtype=torch.float64, device=A.device)
-            for i, vector in enumerate(top.unbind(1)):
-                product = AV.all[:, i] if keeps_products else A @ vector
-                residuals[i] = (product - vector * theta[i].to(A.dtype)).norm()
-            matvecs += 0 if keeps_products else len(residuals)
-            done = len(residuals) == k and bool((residuals <= allowed).all())
-            if done or stop:
-                return Eigenpairs(theta[:k], top.clone(), residuals, done, matvecs)
+                AV.turn(Y.to(A.dtype))
+            continue
+        kept = max(k, capacity - max(b, (capacity - k) // 2)) if capacity < n else n
+        theta, Y, T = theta[:kept], Y[:, :kept].to(A.dtype), theta[:kept].diag()
+        V.turn(Y)
+        if keeps_products:
+            AV.turn(Y)
+        restarted, look = True, 0
+        if not (keeps_products or stop or found):
+            continue
+        top = V.all[:, :k]
+        residuals = torch.empty(top.shape[1], dtype=torch.float64, device=A.device)
+        for i, vector in enumerate(top.unbind(1)):
+            product = AV.all[:, i] if keeps_products else A @ vector
+            residuals[i] = (product - vector * theta[i].to(A.dtype)).norm()
+        matvecs += 0 if keeps_products else len(residuals)
+        done = len(residuals) == k and bool((residuals <= allowed).all())
+        if stop or (done and complete):
+            values, residuals = theta[:k] * A.scale, residuals * A.scale
+            return Eigenpairs(values, top.clone(), residuals, done and complete, matvecs)
+        if done and found:
+            Q, _ = _orthonormal(torch.zeros_like(Q[:, :1]), Q.new_ones(1), V.all, generator)
+            b, outside, tried = 1, V.count, 0
+
+
+def _left_out(
+    F: Tensor,
+    coupling: Tensor,
+    edge: float,
+    which: End,
+    tol: float,
+    n: int,
+    products: int,
+) -> bool | None:
+    """Return whether there are eigenvalues beyond the edge outside; None if it is not known yet.
+
+    F is the matrix on the basis of the search outside, after so many ``products``, and ``coupling``
+    leads out of it.
+    """
+    values, Y = torch.linalg.eigh(F)
+    residuals = (coupling @ Y[-coupling.shape[1] :]).norm(dim=0)
+    signs = {"largest": (1,), "smallest": (-1,), "magnitude": (1, -1)}[which]
+    chances = []
+    for sign in signs:
+        own = sign * values
+        top = int(own.argmax())
+        if own[top] > edge:
+            return True
+        # Few products do not reach the other end of the range: it is as far as they may err.
+        gap = float((edge - own[top]) / (edge - (own - residuals).min()).clamp_min(1e-300))
+        if own[top] + residuals[top] <= edge:
+            gap = max(gap, _NEAR)
+        if residuals[top] <= tol * abs(own[top]):
+            gap = max(gap, _SETTLED)
+        root = math.sqrt(min(gap, 1.0))
+        rate = (1 - root) / (1 + root)
+        chances.append(0.824 * math.sqrt(n) * rate ** (products - 0.5))
+    return False if max(chances) <= _MISSED else None
 
 
 class Columns:
@@ -194,11 +282,18 @@ class Columns:
         self.count = Y.shape[1]
 
 
-def _order(theta: Tensor, which: End) -> Tensor:
-    keys = {"magnitude": -theta.abs(), "largest": -theta, "smallest": theta}
-    if which not in keys:
-        raise InputError(f"which must be one of {', '.join(map(repr, keys))}; got {which!r}")
-    return keys[which].argsort()
+def _far(theta: Tensor, which: End) -> Tensor:
+    """Return how far out eigenvalues are, at the end that is asked for."""
+    if which not in ("magnitude", "largest", "smallest"):
+        raise InputError(f"which must be one of 'magnitude', 'largest', 'smallest'; got {which!r}")
+    return theta.abs() if which == "magnitude" else theta if which == "largest" else -theta
+
+
+def _ritz(T: Tensor, which: End) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues of T, the farthest out first, and its eigenvectors."""
+    theta, Y = torch.linalg.eigh(T)
+    order = _far(theta, which).argsort(descending=True)
+    return theta[order], Y[:, order]
 
 
 def bordered(T: Tensor, columns: Tensor) -> Tensor:
@@ -227,14 +322,16 @@ def _orthonormal(
 
     A column that has all but vanished against its ``size`` before (an invariant subspace was
     found) is replaced by a random direction with no coupling, so that the search goes on in the
-    rest of the space.
+    rest of the space. One of which little is left is mostly rounding, and made orthogonal again.
     """
     Q, R = _qr(W)
-    lost = R.diagonal().abs() <= rounding(W.dtype) * size
+    left = R.diagonal().abs()
+    lost = left <= rounding(W.dtype) * size
     if lost.any():
         Q = Q.clone()
         fresh = torch.randn(Q[:, lost].shape, dtype=Q.dtype, device=Q.device, generator=generator)
         Q[:, lost] = fresh
+    if (left <= _SMALL * size).any():
         for _ in range(2):
             Q = Q - V @ (V.T @ Q)
             Q, _ = _qr(Q)

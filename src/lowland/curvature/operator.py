@@ -1,7 +1,8 @@
 """All that the algorithms of this room may see of a matrix, and a dense matrix seen that way."""
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,3 +51,29 @@ class Dense:
 
     def __matmul__(self, V: Tensor) -> Tensor:
         return self.matrix @ V
+
+
+class Scaled:
+    """An operator over a power of two, such that its first product has entries near one.
+
+    Small matrices, as of a loss of 1e-25 in single precision, have norms and residuals whose
+    squares underflow. A power of two changes no digit of what does not.
+    """
+
+    def __init__(self, A: Operator) -> None:
+        self._A, self._scale = A, 0.0
+
+    @property
+    def scale(self) -> float:
+        """What results are to be multiplied by; 1 as long as all products are zero."""
+        return self._scale or 1.0
+
+    def __matmul__(self, V: Tensor) -> Tensor:
+        W = self._A @ V
+        size = 0.0 if self._scale else float(W.abs().max())
+        if 0 < size < math.inf:
+            self._scale = 2.0 ** (math.frexp(size)[1] - 1)
+        return W / self.scale
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._A, name)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lowland.batches import Batch
 from lowland.budget import Work
-from lowland.curvature.estimate import Estimate
+from lowland.curvature.estimate import Estimate, widened
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.layer_search import Layer
 from lowland.curvature.sample_factors import Term, output_curvature
@@ -35,6 +35,8 @@ METHOD = "random shifts of each sample's outputs"
 # Draws, over samples and passes, before the first look at their spread.
 _DRAWS = 2048
 _MOST_DRAWS = 1 << 17
+# Passes from which on their spread is an error: of whatever samples, and of so many draws in all.
+_SURE, _FEWEST, _DRAWN_AT_ALL = 8, 4, 512
 _FREEDOM = 50.0  # with so many degrees of freedom an error is known to a tenth of itself
 _TWO_SIGMA = 0.97725  # of a normal distribution is below two standard deviations
 # Estimates of single samples that are held at once: 128 MiB.
@@ -56,6 +58,7 @@ def remainder_trace(
     rtol: float = 0.0,
     beside: float = 0.0,
     max_passes: int | None = None,
+    worth: float = math.inf,
     whole: bool = False,
     seed: int = 0,
 ) -> Estimate:
@@ -64,7 +67,8 @@ def remainder_trace(
     Passes are doubled until the standard error is below ``target``, or below ``rtol`` of the trace
     plus what is known ``beside`` it, and is known itself to a tenth or so. It is pooled over
     samples, each with as many draws as there were passes. They end at ``max_passes``: 1,024 or, of
-    few samples, as many as make 131,072 draws.
+    few samples, as many as make 131,072 draws. They also end once it would take more passes than
+    the trace is ``worth``, as it is had otherwise for so many.
     """
     if max_passes is None:
         max_passes = max(1024, _MOST_DRAWS // len(problem.train))
@@ -89,9 +93,12 @@ def remainder_trace(
         stderr = float(errors[-1])
         allowed = max(target, rtol * abs(beside + float(shares[-1])))
         enough = stderr <= allowed and (float(freedom[-1]) >= _FREEDOM or not stderr)
-        if enough or 2 * passes > max_passes:
+        needed = passes * (stderr / allowed) ** 2 if allowed else math.inf
+        if enough or 2 * passes > max_passes or max(needed, 2 * passes) > worth:
             break
         wanted = 2 * passes
+    if math.isnan(widened_by_passes(passes, count)):
+        errors, stderr = errors * math.nan, math.nan
     parts = {
         name: Estimate(float(v), float(e), passes, float(e) <= allowed, METHOD)
         for name, v, e in zip(names, shares[:-1], errors[:-1], strict=True)
@@ -130,6 +137,9 @@ class _Moments:
         spread = (self.fourth / n - variance**2 * (n - 3) / (n - 1)).clamp_min(0) / n  # of it
         whole, doubt = total((variance / n).sum(1)), total((spread / n**2).sum(1))
         freedom = (2 * whole**2 / doubt).nan_to_num(1.0, math.inf).clamp(1, 1e9)
+        # Of few draws the kurtosis is not known: no more than normal ones have.
+        normal = total(((variance / n) ** 2).sum(1)) / (n + 1)  # their s^4 is too large by this
+        freedom = torch.minimum(freedom, (whole**2 / normal).nan_to_num(1.0, math.inf).clamp_min(1))
         student = torch.as_tensor(stdtrit(freedom.cpu().numpy(), _TWO_SIGMA) / 2).to(whole)
         return student * whole.sqrt(), freedom
 
@@ -238,9 +248,9 @@ class _Shift:
 def remainder_diagonal(
     problem: Problem, curved: list[Layer], *, passes: int, whole: bool = False, seed: int = 0
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The diagonal of ``H - GGN``, or of H, by name, and its standard errors, in float64.
+    """Return the diagonal of ``H - GGN``, or of H, by name, and its spread, in float64.
 
-    The errors are the spread of the passes' estimates.
+    That is the standard deviation of the mean of the passes, by their estimates.
     """
     names = [layer.parameter for layer in curved]
     draws = _Draws(problem, names, whole)
@@ -252,13 +262,24 @@ def remainder_diagonal(
             for so_far, more in zip(sums, every, strict=True):
                 for name, share in more.items():
                     so_far[name] = so_far[name] + share if name in so_far else share
-    value, stderr = {}, {}
+    value, spread = {}, {}
     for name in names:
         each = total(torch.stack([s[name] for s in sums])) / problem.count()  # (passes, M)
         shape = problem.params[name].shape
         value[name] = each.mean(0).view(shape)
-        stderr[name] = (each.var(0) / passes).sqrt().view(shape)
-    return value, stderr
+        spread[name] = (each.var(0) / passes).sqrt().view(shape)
+    return value, spread
+
+
+def widened_by_passes(passes: int, samples: int) -> float:
+    """Return by how much the spread of so many passes is widened, as Student's distribution has it.
+
+    Two such errors hold what they hold of a normal distribution. Of few draws of signs some are all
+    equal, and their spread is zero whatever the error is: there is none, NaN.
+    """
+    if passes < _FEWEST or (passes < _SURE and passes * samples < _DRAWN_AT_ALL):
+        return math.nan
+    return widened(passes)
 
 
 def _along(every: list[Tensor], shifts: list[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from lowland.curvature.sketch import BLOCK, allowed, dots, finite
 from lowland.curvature.spectrum import ALL_EIGENVALUES, Spectrum
 from lowland.errors import InputError
 
+_FEWEST = 12  # products of four vectors from which on a norm's error is one
 _LEVELS = 64  # of the step function that stands for a monotone one
 
 
@@ -26,7 +27,8 @@ def frobenius_norm(
 
     The leading eigenvalues, from a block Lanczos run, enter exactly, and ``|A v|^2`` for random v
     orthogonal to their vectors samples the others until the error is small enough; its own by the
-    delta method. Of a ``Spectrum`` the number that it tells, whatever its error.
+    delta method, and NaN of fewer than 12 products. Of a ``Spectrum`` the number that it tells,
+    whatever its error.
 
     >>> frobenius_norm(Dense(torch.diag(torch.tensor([3.0, -4.0]))))
     5 (exact, 0 products)
@@ -62,6 +64,8 @@ def frobenius_norm(
 def _root(squared: Estimate, rtol: float) -> Estimate:
     value = math.sqrt(max(squared.value, 0.0))
     stderr = squared.stderr / (2 * value) if value else math.sqrt(squared.stderr)
+    if squared.stderr and squared.samples < _FEWEST:
+        stderr = math.nan
     return replace(squared, value=value, stderr=stderr, converged=stderr <= rtol * value)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lowland.curvature.estimate import widened
 from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.precision import exactness, precision
 from lowland.curvature.sketch import ROWS, Plan, Sketch, allowed, finite, inner
@@ -67,6 +68,7 @@ def estimate_diagonal(
         if m + k:
             value = (m * mean + k * inside + fresh[0]) / (m + k)
             stderr = ((m**2 * variance + k * _variance(fresh, k)) / (m + k) ** 2).sqrt()
+            stderr = widened(m + k) * stderr
         floor = precision(A) * float(sketch.H.norm())
         stderr = stderr.clamp_min(floor / math.sqrt(A.size))
         target = max(rtol * float(value.norm()), (1 + 1e-9) * floor)

@@ -84,7 +84,7 @@ def _directions(problem: Problem, at: Layer, basis: Kind) -> Work:
         block = out**2 * inputs**2 / 2 if outer else 2 * C * M**2
         return Work(sample_flops=N * block, flops=_EIGENVECTORS * M**3)
     if way == "products":
-        return Work(products=_PRODUCTS, flops=4 * M * _PRODUCTS * 2 * LEADING)
+        return Work(products=min(M, _PRODUCTS), flops=4 * M * _PRODUCTS * 2 * LEADING)
     share = problem.dtype.itemsize / 8  # operations are priced in float64
     each = share * 4 * N * at.positions * groups * (C * out + out * inputs)
     return Work(sample_flops=_PRODUCTS * each, flops=_PRODUCTS * 8 * M * LEADING)

@@ -12,6 +12,7 @@ from lowland.curvature import (
 from lowland.distributed import total
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.determined import check_hessian_determined
 from lowland.measures.shared.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
 
@@ -26,12 +27,13 @@ _ROUNDING = 100  # of outputs and losses, in that of products
     "data, or with softmax outputs, has directions without curvature, and then there is none.",
     citation="Sagun et al. 2017, arXiv:1706.04454",
     sharper="higher",
-    cost=Work(forwards=3, needs=(hessian_spectrum,)),
+    cost=Work(forwards=3, needs=(hessian_spectrum, check_hessian_determined)),
 )
 def condition_number(problem: Problem) -> Value:
     """From all eigenvalues of a small network, and from both ends of a large one's spectrum."""
     if _is_blind_to_shifts(problem):
         raise InputError("it is infinite: the loss does not see a common shift of the outputs")
+    check_hessian_determined(problem)
     spectrum = hessian_spectrum(problem)
     condition = condition_of(spectrum)
     if not condition.converged or condition.value == float("inf"):

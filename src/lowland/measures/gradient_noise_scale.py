@@ -6,6 +6,7 @@ from lowland.budget import Work
 from lowland.errors import InputError
 from lowland.measures.gradient_variance import gradient_variance
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.determined import check_gradient_determined
 from lowland.measures.shared.sample_gradients import sample_gradients
 from lowland.problem import Problem
 
@@ -18,10 +19,11 @@ from lowland.problem import Problem
     "gradient itself.",
     citation="McCandlish et al., 2018",
     sharper=None,
-    cost=Work(needs=(sample_gradients,)),
+    cost=Work(needs=(sample_gradients, check_gradient_determined)),
 )
 def gradient_noise_scale(problem: Problem) -> Value:
     """Not defined at an exact minimum, where the mean gradient is zero."""
+    check_gradient_determined(problem)
     variance = gradient_variance(problem).value
     square = sum(float(g.square().sum()) for g in sample_gradients(problem).mean.values())
     if square <= (10 * torch.finfo(problem.dtype).eps) ** 2 * variance:

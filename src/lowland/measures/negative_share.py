@@ -6,6 +6,7 @@ from lowland.curvature import (
 )
 from lowland.errors import InputError
 from lowland.measures.registry import Value, register
+from lowland.measures.shared.determined import check_hessian_determined
 from lowland.measures.shared.spectrum import hessian_spectrum, value_of
 from lowland.problem import Problem
 
@@ -20,7 +21,7 @@ OPEN = 0.1  # a share with a larger standard error is none
     "minimum, so that it tells how far from one the training stopped.",
     citation="Sagun et al. 2017, arXiv:1706.04454",
     sharper=None,
-    cost=Work(needs=(hessian_spectrum,)),
+    cost=Work(needs=(hessian_spectrum, check_hessian_determined)),
 )
 def negative_share(problem: Problem) -> Value:
     """Counted below rounding, which the method states, in networks that are small enough.
@@ -29,6 +30,7 @@ def negative_share(problem: Problem) -> Value:
     is no value. Rescaling does not change how many eigenvalues are negative (Sylvester's law of
     inertia), but it changes how many of them can be told from zero.
     """
+    check_hessian_determined(problem)
     spectrum = hessian_spectrum(problem)
     number = negative_eigenvalues(spectrum)
     if number.stderr > OPEN * spectrum.size:

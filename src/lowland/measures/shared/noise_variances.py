@@ -83,9 +83,9 @@ def clipped(h: Diagonal, name: str, slopes: Tensor) -> Clipped:
     value = h[name].double()
     total = float(value.abs().sum())
     share = float(-value.clamp_max(0).sum()) / total if total else 0.0
-    if name not in h.stderr:
+    if name not in h.spread:
         return Clipped(0.0, 0.0, share)
-    error = h.stderr[name].double()
+    error = h.spread[name].double()
     s = error.clamp_min(torch.finfo(torch.float64).tiny)
     t = (value.abs() / s).clamp_max(30)  # beyond, nothing is clipped
     b = s * ((-t.square() / 2).exp() / (2 * torch.pi) ** 0.5 - t * torch.special.ndtr(-t))

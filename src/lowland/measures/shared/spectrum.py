@@ -89,7 +89,7 @@ def whole_hessian(problem: Problem) -> Hessian:
 @once(partial(_work, "hessian"))
 def _hessian_run(problem: Problem) -> tuple[Spectrum, Eigenpairs | None]:
     """The Hessian's eigenvalues and, of a quadrature, the leading ones with their vectors."""
-    exact = _exactly(hessian(_in_double(problem))) if _small(problem) else None
+    exact = _exactly(hessian(in_double(problem))) if _small(problem) else None
     if exact is not None:
         return exact, None
     H = whole_hessian(problem)
@@ -110,7 +110,7 @@ def hessian_spectrum(problem: Problem) -> Spectrum:
 @once(partial(_work, "ggn"))
 def ggn_spectrum(problem: Problem) -> Spectrum:
     """The eigenvalues of the generalised Gauss-Newton matrix, got in the same way."""
-    exact = _exactly(ggn(_in_double(problem))) if _small(problem) else None
+    exact = _exactly(ggn(in_double(problem))) if _small(problem) else None
     if exact is not None:
         return exact
     G = ggn(problem)
@@ -204,8 +204,8 @@ def _small(problem: Problem) -> bool:
     return sum(p.numel() for p in problem.params.values()) <= ALL_EIGENVALUES
 
 
-def _in_double(problem: Problem) -> Problem:
-    """The problem in float64, so that small eigenvalues have a sign; unchanged if it cannot be."""
+def in_double(problem: Problem) -> Problem:
+    """Return the problem in float64, or unchanged if it cannot be, for the signs of eigenvalues."""
     if problem.dtype == torch.float64 or problem.stored is not None:
         return problem
     try:
