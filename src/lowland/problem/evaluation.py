@@ -102,8 +102,9 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the data: how much of a stream was taken."""
-        return tuple(data.note for data in self._splits() if data.note is not None)
+        """What to know of model and data: what was switched off, how much of a stream was taken."""
+        of_data = (data.note for data in self._splits() if data.note is not None)
+        return (*sorted(self._network.notes), *of_data)
 
     def data(self, split: str) -> Batches:
         """The train or test batches."""

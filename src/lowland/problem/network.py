@@ -50,6 +50,7 @@ class Network:
     ) -> None:
         model = unwrap(model)
         self._which, self._written_in = which, precisions(model)
+        self.notes: set[str] = set()  # what of the model is switched off while it is measured
         self._held: dict[str, Tensor] | None = None  # the model's tensors while it is measured
         dtype = dtype or wider(model)
         self.model = model
@@ -221,7 +222,7 @@ class Network:
                 if packing:
                     keeping = saved_tensors_hooks(self.stored.pack, self.stored.unpack)
             try:
-                with keeping, plain_operations(self.model):
+                with keeping, plain_operations(self.model, self.notes):
                     yield
             finally:
                 self._held = None
