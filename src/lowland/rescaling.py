@@ -195,7 +195,11 @@ def _is_same(problem: Problem, other: Problem, factor: float = 1.0) -> bool:
 
 
 class Sum(nn.Module):
-    """Two layers of one shape side by side, their outputs added."""
+    """Two layers of one shape side by side, their outputs added.
+
+    Who reads the weight instead of calling the layer, as attention does, gets the sum of weights;
+    whatever else is asked of the layer, the first one answers.
+    """
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -203,6 +207,16 @@ class Sum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return self.first(x) + self.second(x)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of one layer that computes the same."""
+        return self.first.weight + self.second.weight  # type: ignore[operator]
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the first layer, where the sum has none of that name."""
+        parts = vars(self).get("_modules", {})
+        return super().__getattr__(name) if name in parts or not parts else getattr(self.first, name)
 
 
 def _split(problem: Problem, factor: float, seed: int) -> Problem:

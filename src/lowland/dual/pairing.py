@@ -226,6 +226,11 @@ def _features(problem: Problem, split: Split, space: str | None) -> Rows:
                     raise InputError(f"layer {space!r} {forward.opaque[seeing.parameter]}")
                 inputs = torch.cat(forward.inputs(seeing.parameter), 1)
                 seen.append(inputs.flatten(1).cpu())
+        if len({rows.shape[1] for rows in seen}) > 1:
+            raise InputError(
+                f"what layer {space!r} sees of the {split} samples differs in shape from batch to "
+                "batch; pad the inputs to one shape to compare single samples"
+            )
         return torch.cat(seen).__getitem__
     data = problem.data(split)
     inputs = data.take(slice(1)).inputs

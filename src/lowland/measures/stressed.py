@@ -10,6 +10,7 @@ from lowland.measures.measuring import Measurement, measure
 from lowland.measures.registry import chosen_measures, registered
 from lowland.problem import Problem, differentiating
 from lowland.rescaling import By, rescale
+from lowland.usercode import described
 
 FACTOR = 1e3
 WAYS: tuple[By, ...] = ("layers", "units", "norms", "split", "outputs")
@@ -107,8 +108,9 @@ def stress(
         try:
             # a split moves most into equal halves, as in the paper's example
             other = rescale(problem, by, 2.0 if by == "split" else factor)
-        except InputError as error:
-            skipped[by] = str(error)
+        except Exception as error:  # of the user's code, or a defect of ours: the others stand
+            why = str(error) if isinstance(error, InputError) else f"failed: {described(error)}"
+            skipped[by] = why
             continue
         after = measure(other, list(before)).whole()
         for name in before:

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from lowland.batches import Inputs
+from lowland.batches import Inputs, arguments
 from lowland.errors import InputError
 from lowland.problem.checks import check_tensors
 from lowland.problem.model import (
-    arguments,
     constant,
     copied_bytes,
     copy_of,
@@ -142,7 +141,7 @@ class Network:
         self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
     ) -> Any:
         """What the model returns, unchanged, for the inputs and more arguments by name."""
-        args, kwargs = arguments(inputs)
+        args, kwargs = arguments(self.model, inputs)
         return self.call(self.model, "", params or {}, args, {**kwargs, **more})
 
     def _precision(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from lowland.distributed import ranks
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, resolve
 from lowland.problem.checks import check_gradients, check_loss, check_model
-from lowland.problem.conventions import as_the_model_has_it
+from lowland.problem.conventions import as_the_model_has_it, form_of_targets, of_any_outputs
 from lowland.problem.evaluation import BATCH, Evaluation
 from lowland.problem.model import unwrap
 from lowland.problem.network import Network
@@ -29,10 +29,13 @@ class Problem(Evaluation):
             torch loss module, a callable ``(outputs, targets) -> (N,)``, or
             :class:`lowland.ModelLoss` of a callable ``(model, batch) -> (N,)``. Cross-entropy of a
             language model of Transformers, with its tokens as labels, is that of the next token.
+            Outputs and targets of a callable may be tuples or dicts; what needs a tensor of them
+            (the GGN, the duality) then does not apply.
         train: ``(inputs, targets)`` as tensors or arrays, a ``Dataset`` or what looks like one, a
             list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a
-            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
-            ``"labels"``, as Transformers has it). A loss that runs the model itself can do with
+            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``, or ``model(inputs)``
+            if the model takes one argument, of another name; targets under ``"labels"``, as
+            Transformers has it, whose encoder-decoders get them as well). A loss that runs the model itself can do with
             inputs alone. Tensors that are mapped from a file stay so. What a loader gives is kept
             while it fits half of ``memory``; otherwise it is read again on each pass. A stream (an
             ``IterableDataset``, a generator) is read once; ``notes`` say how much of it was taken.
@@ -103,7 +106,7 @@ class Problem(Evaluation):
             self._network = Network(model, params, dtype, memory)
             size = batch_size or BATCH
             held = memory // 2  # of both
-            how: Any = {"samples": samples, "targetless": resolve(loss).needs_model}
+            how: Any = {"samples": samples, "targets": form_of_targets(self.model, resolve(loss))}
             self.train = Batches(train, "train", size, held=held, **how)
             held -= self.train.held_bytes
             self._test = None
@@ -135,7 +138,7 @@ class Problem(Evaluation):
 
     def _resolved(self, loss: LossLike) -> Loss:
         """The loss for this model and its training data."""
-        resolved = as_the_model_has_it(self, resolve(loss))
+        resolved = of_any_outputs(self, as_the_model_has_it(self, resolve(loss)))
         return resolved.on(self.train.targets) if resolved.weighted else resolved
 
     @property
