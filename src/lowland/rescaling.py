@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lowland.curvature import ForwardPass, Layer, layers, matrices
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 By = Literal["layers", "units", "norms", "split", "outputs"]
 
@@ -86,7 +86,7 @@ def _units(source: Layer) -> int:
     return source.shape[0] * source.shape[1] if source.is_matrix else source.size
 
 
-@differentiating()
+@of_a_problem
 def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
     """A copy of the problem whose model has other weights and computes the same function.
 
@@ -216,7 +216,9 @@ class Sum(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """An attribute of the first layer, where the sum has none of that name."""
         parts = vars(self).get("_modules", {})
-        return super().__getattr__(name) if name in parts or not parts else getattr(self.first, name)
+        return (
+            super().__getattr__(name) if name in parts or not parts else getattr(self.first, name)
+        )
 
 
 def _split(problem: Problem, factor: float, seed: int) -> Problem:

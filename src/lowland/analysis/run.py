@@ -52,14 +52,14 @@ from lowland.measures import (
     silent,
     whole_spectrum,
 )
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.results import Analysis
 from lowland.usercode import described
 
 CONVERGENCE = "whether this is a minimum"
 
 
-@differentiating()
+@of_a_problem
 def analyze(
     problem: Problem,
     layer_name: str | None = None,

@@ -17,9 +17,7 @@ LABELS = ("labels", "label")  # under which a dict has its targets
 # What the loss takes for targets: one tensor; tensors in any structure; these or nothing at all; or
 # one tensor that the model takes as well, as an encoder-decoder of Transformers does.
 Form = Literal["tensor", "any", "none", "kept"]
-OWN_LOSS = (
-    "loss=ll.ModelLoss(lambda model, batch: your_losses(model(batch.inputs), batch.targets))"
-)
+OWN_LOSS = "loss=ll.ModelLoss(lambda model, batch: your_losses(model(batch.inputs), batch.targets))"
 _ONE_BY_ONE = (
     "what has no samples along a first dimension is measured by its places in a list, "
     "train=torch.arange(len(data)) with loss=ll.ModelLoss(lambda model, batch: "
@@ -77,9 +75,11 @@ def as_batch(raw: Any, split: str, form: Form = "tensor") -> Batch:
         if leaf is not None and leaf.ndim:
             targets = leaf.new_zeros(len(leaf), 0)
     if not isinstance(targets, Tensor):
+        known = isinstance(targets, Mapping | Sequence | int | float | None)
+        several = f"several of them, in a tuple or dict, go with {OWN_LOSS}"
         raise InputError(
-            f"the {split} targets must be a tensor or array with one entry per sample, or {OWN_LOSS} "
-            f"takes several of them, in a tuple or dict; got {_describe(targets)}"
+            f"the {split} targets must be a tensor or array with one entry per sample; got "
+            f"{_describe(targets)}; {several if known else _ONE_BY_ONE}"
         )
     return Batch(inputs, targets.long() if targets.dtype in _NOT_COMPARED else targets)
 

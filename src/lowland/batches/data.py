@@ -271,9 +271,7 @@ class Batches:
         ``(p^2 + (1 - p)^2)^256``, once in 170 times for p = 1/100. Data that is kept in memory is
         still one fixed data set then, though another one each time it is read.
         """
-        again = [
-            as_batch(raw, self.split, self._form) for raw in islice(loader, len(opening))
-        ]
+        again = [as_batch(raw, self.split, self._form) for raw in islice(loader, len(opening))]
         return len(again) == len(opening) and all(map(are_equal, opening, again))
 
 

@@ -37,7 +37,7 @@ def is_data_set(source: Any) -> bool:
 
 def _is_batch(item: Any) -> bool:
     """Whether all that a list's item holds has as many entries, for as many samples."""
-    lengths = {np.shape(part)[:1] for part in pytree.tree_leaves(item)}
+    lengths = {tuple(getattr(part, "shape", ()))[:1] for part in pytree.tree_leaves(item)}
     return len(lengths) == 1 and lengths != {()}
 
 
@@ -52,7 +52,7 @@ def is_list(source: Any) -> bool:
 
 def check_list(batches: list, split: str) -> None:
     """An error if a list's items might be samples as well as batches of single numbers."""
-    if len(batches) > 1 and all(np.ndim(t) == 1 for t in pytree.tree_leaves(batches)):
+    if len(batches) > 1 and all(getattr(t, "ndim", 0) == 1 for t in pytree.tree_leaves(batches)):
         raise InputError(
             f"each item of the {split} list may be a sample, or a batch of samples of one number "
             "each; pass torch.utils.data.DataLoader(data, batch_size=64) if they are samples, and "
@@ -122,7 +122,7 @@ def collated(source: Iterable[Any], split: str) -> Iterator[Any]:
         if _COLLATE not in places.replace(os.sep, "/"):
             where = blame(error)
             raise InputError(
-                f"reading the {split} data raised {described(error)}"
+                f"reading the {split} data, one sample after the other, raised {described(error)}"
                 + (f" ({where})" if where else "")
             ) from error
         raise InputError(

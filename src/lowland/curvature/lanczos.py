@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.operator import Operator, columns_within
+from lowland.curvature.operators import of_an_operator
 from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.figures import draw_eigenvalues, drawn_on, picture
@@ -54,6 +55,7 @@ class Eigenpairs:
         return picture(draw_eigenvalues, self)
 
 
+@of_an_operator
 @differentiating()
 def eigsh(
     A: Operator,
@@ -69,7 +71,8 @@ def eigsh(
     """The ``k`` eigenpairs of largest magnitude, or at either end of the spectrum.
 
     Args:
-        A: anything with ``size``, ``dtype``, ``device`` and ``@``.
+        A: anything with ``size``, ``dtype``, ``device`` and ``@``, a tensor, or a problem, which
+            stands for its Hessian.
         k: how many.
         which: ``"magnitude"``, ``"largest"`` or ``"smallest"`` (algebraically).
         tol: stop when every residual is below ``tol`` times its eigenvalue's magnitude.

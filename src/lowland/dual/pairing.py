@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from lowland.curvature import ForwardPass, layer
 from lowland.distributed import ranks
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 # Distances held at once: 64 MiB in float64, and as much again for their errors and their ties.
 _DISTANCES = 1 << 23
@@ -44,7 +44,7 @@ class Pairs:
         return f"Pairs({len(self)}: {self.rule}{left})"
 
 
-@differentiating()
+@of_a_problem
 def pair(
     problem: Problem,
     *,

@@ -19,7 +19,7 @@ from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared import decomposed
 from lowland.measures.sharing import FREE, share, sharing, work_of
 from lowland.measures.subsets import COPIES, Subset
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.usercode import blame, described
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Measurements(Mapping[str, Measurement]):
         )
 
 
-@differentiating()
+@of_a_problem
 def measure(
     problem: Problem,
     names: list[str] | str | None = None,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lowland.errors import InputError
 from lowland.measures.measuring import Measurement, measure
 from lowland.measures.registry import chosen_measures, registered
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.rescaling import By, rescale
 from lowland.usercode import described
 
@@ -83,7 +83,7 @@ class Stress:
         ]
 
 
-@differentiating()
+@of_a_problem
 def stress(
     problem: Problem,
     names: list[str] | str | None = None,

@@ -1,8 +1,9 @@
 """The one thing every room works on: a model, a per-sample loss, and data."""
 
 import copy
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +34,13 @@ class Problem(Evaluation):
             (the GGN, the duality) then does not apply.
         train: ``(inputs, targets)`` as tensors or arrays, a ``Dataset`` or what looks like one, a
             list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a
-            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``, or ``model(inputs)``
-            if the model takes one argument, of another name; targets under ``"labels"``, as
-            Transformers has it, whose encoder-decoders get them as well). A loss that runs the model itself can do with
-            inputs alone. Tensors that are mapped from a file stay so. What a loader gives is kept
-            while it fits half of ``memory``; otherwise it is read again on each pass. A stream (an
-            ``IterableDataset``, a generator) is read once; ``notes`` say how much of it was taken.
+            tensor, a tuple (``model(*inputs)``) or a dict. A dict goes in by name, or as it is if
+            the model takes one argument of another name; its targets are under ``"labels"``, as
+            Transformers has it, whose encoder-decoders get them as well. A loss that runs the
+            model itself can do with inputs alone. Tensors that are mapped from a file stay so.
+            What a loader gives is kept while it fits half of ``memory``; otherwise it is read again
+            on each pass. A stream (an ``IterableDataset``, a generator) is read once; ``notes`` say
+            how much of it was taken.
         test: the same for unseen data; measures that need it say so when it is missing.
         batch_size: how many samples go through the model at once, at most; by default, as many
             as is quick for the work at hand.
@@ -228,3 +230,25 @@ class Problem(Evaluation):
     def whole(self) -> "Problem":
         """The problem with all training samples, which this one is a subset of or the same as."""
         return self if self._whole is None else self._whole
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def of_a_problem(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Run a public function with gradients on; an error if its first argument is no problem."""
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for given in args[:1] or (kwargs[name] for name in kwargs if name == "problem"):
+            if not isinstance(given, Problem):
+                raise InputError(
+                    f"{function.__name__} takes a lowland.Problem; got {type(given).__name__}; "
+                    "make one of model, loss and data: "
+                    "ll.Problem(model, 'cross_entropy', train=(inputs, targets))"
+                )
+        with differentiating():
+            return function(*args, **kwargs)
+
+    return checked
