@@ -67,7 +67,7 @@ def as_batch(raw: Any, split: str, form: Form = "tensor") -> Batch:
 
     Targets that are no tensor go with the inputs, and those of a sample are then empty, (n, 0).
     """
-    inputs, targets = (pytree.tree_map(_as_tensor, part) for part in _parts(raw, split, form))
+    inputs, targets = map(as_tree, _parts(raw, split, form))
     if not isinstance(targets, Tensor) and form in ("any", "none"):
         if targets is not None:
             inputs = Both(inputs, targets)
@@ -140,8 +140,17 @@ def _takes_one_other(model: nn.Module, named: Mapping) -> bool:
     return len(needed) == 1 and not kinds & {_STAR, _STARS} and not named.keys() & parameters.keys()
 
 
+def as_tree(value: Any) -> Any:
+    """Dicts of every kind as dicts, and what they and lists hold as tensors."""
+    if isinstance(value, Mapping):
+        return {key: as_tree(each) for key, each in value.items()}
+    return pytree.tree_map(_as_tensor, value, is_leaf=lambda part: isinstance(part, Mapping))
+
+
 def _as_tensor(value: Any) -> Any:
     """Arrays and numbers as tensors, which share the memory of an array where torch allows it."""
+    if isinstance(value, Mapping):
+        return as_tree(value)
     if isinstance(value, int | float):
         return torch.tensor(value)
     if not isinstance(value, np.ndarray | np.generic):

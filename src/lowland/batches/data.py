@@ -101,6 +101,11 @@ class Batches:
         return self.chunks(self.batch_size)
 
     @property
+    def ragged(self) -> bool:
+        """Whether samples differ in shape from batch to batch."""
+        return self._whole is None and isinstance(self._parts, list)
+
+    @property
     def targets(self) -> Tensor:
         """All targets, (N, ...); an error if they are too large to hold."""
         if self._targets is None:

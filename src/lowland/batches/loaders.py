@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
+from lowland.batches.batch import as_tree
 from lowland.errors import InputError
 from lowland.usercode import blame, described
 
@@ -37,7 +38,7 @@ def is_data_set(source: Any) -> bool:
 
 def _is_batch(item: Any) -> bool:
     """Whether all that a list's item holds has as many entries, for as many samples."""
-    lengths = {tuple(getattr(part, "shape", ()))[:1] for part in pytree.tree_leaves(item)}
+    lengths = {tuple(getattr(part, "shape", ()))[:1] for part in pytree.tree_leaves(as_tree(item))}
     return len(lengths) == 1 and lengths != {()}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lowland.batches import OWN_LOSS, Batch, Both, Form, Inputs, arguments
-from lowland.losses import ClassLoss, Loss, ModelLoss, OwnLoss, resolve
+from lowland.losses import ClassLoss, Loss, ModelLoss, OwnLoss, class_axis, resolve
 
 if TYPE_CHECKING:
     from lowland.problem.problem import Problem
@@ -80,13 +80,29 @@ def as_the_model_has_it(problem: "Problem", loss: Loss) -> Loss:
     compare each position's scores with the token that follows. That is meant if the labels are the
     tokens, wherever they count, and the model's own loss of a sample is that of the next token.
     """
-    if not isinstance(loss, ClassLoss) or not hasattr(problem.model, "main_input_name"):
+    if not isinstance(loss, ClassLoss):
         return loss
+    if not hasattr(problem.model, "main_input_name"):
+        last = _classes_last(problem) if problem.train.ragged else None
+        return loss if last is None else loss.placed(classes_last=last)
     loss = loss.placed(classes_last=True)
     with problem.measuring(), torch.no_grad():
         sample = problem.first(1)
         means_next = _labels_are_tokens(problem, sample, loss) and _predicts_next(problem, sample)
     return loss.placed(next_token=True) if means_next else loss
+
+
+def _classes_last(problem: "Problem") -> bool | None:
+    """Whether the classes lie last, from the first batch whose length leaves no doubt."""
+    with problem.measuring(), torch.no_grad():
+        for batch in problem.batches():
+            sample = next(batch.split(1))
+            try:
+                outputs = problem.outputs(sample.inputs)
+                return outputs.ndim > 2 and class_axis(outputs, sample.targets) > 1
+            except Exception:  # as many classes as positions, or an error that is told elsewhere
+                continue
+    return None
 
 
 def _labels_are_tokens(problem: "Problem", sample: "Batch", loss: ClassLoss) -> bool:
