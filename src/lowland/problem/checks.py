@@ -142,7 +142,7 @@ def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
         if problem.loss.needs_model:
             raise InputError(
                 f"loss {problem.loss.name!r} cannot be computed from the model and a batch "
-                f"({_described(batch.given.inputs)}): {described(error)}"
+                f"({_described(batch.given.inputs)}): {described(error)}{_of_a_list(problem)}"
             ) from error
         leaves = pytree.tree_leaves(batch.inputs)
         hint = (
