@@ -163,7 +163,7 @@ def timm() -> Owned:
     return brought(TimmLike(), (x, Y[:6]), losses)
 
 
-# Dicts that go into the model as they are -----------------------------------------------------------
+# Dicts that go into the model as they are ---------------------------------------------------------
 
 
 @newcomer
@@ -183,7 +183,7 @@ def dict_by_name() -> Owned:
     return brought(Small(Small.plain), {"x": X, "label": Y}, classified)
 
 
-# Structures ----------------------------------------------------------------------------------------
+# Structures ---------------------------------------------------------------------------------------
 
 
 class VAE(nn.Module):
@@ -313,7 +313,7 @@ def graphs_by_their_places() -> Owned:
     return brought(model, torch.arange(9), lambda m: losses(m, GRAPHS), loss)
 
 
-# Lists, experts, lengths -----------------------------------------------------------------------------
+# Lists, experts, lengths --------------------------------------------------------------------------
 
 
 @newcomer
