@@ -397,7 +397,7 @@ def dynamic_padding_of_labels() -> Owned:
     return brought(Tokens(False), train, losses)
 
 
-# Encoder-decoders of Transformers ---------------------------------------------------------------------
+# Encoder-decoders of Transformers -----------------------------------------------------------------
 
 
 def texts(n: int) -> dict[str, Tensor]:

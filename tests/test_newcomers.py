@@ -136,7 +136,7 @@ def test_the_line_of_a_refusal_can_be_copied(name):
 REFUSED = {
     "a list of samples of numbers": (
         lambda: ll.Problem(nn.Linear(3, 3), "mse", train=[(x, x) for x in X]),
-        r"may be a sample, or a batch .* DataLoader\(data, batch_size=64\)",
+        r"may be a sample, or a batch .*DataLoader\(data, batch_size=64\)",
     ),
     "a list of sequences": (
         lambda: ll.Problem(Small(lambda m, x: m.plain(x - x.mean(0))), train=[(X, Y)] * 3),

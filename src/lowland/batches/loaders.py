@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
 from lowland.batches.batch import as_tree
 from lowland.errors import InputError
-from lowland.usercode import blame, described
+from lowland.usercode import located
 
 _COLLATE = "torch/utils/data/_utils/collate.py"
 
@@ -121,10 +121,8 @@ def collated(source: Iterable[Any], split: str) -> Iterator[Any]:
             error
         )  # of a worker's, too
         if _COLLATE not in places.replace(os.sep, "/"):
-            where = blame(error)
             raise InputError(
-                f"reading the {split} data, one sample after the other, raised {described(error)}"
-                + (f" ({where})" if where else "")
+                f"reading the {split} data, one sample after the other, raised {located(error)}"
             ) from error
         raise InputError(
             f"the {split} loader cannot make a batch of its samples ({_last_line(error)}); let its "

@@ -12,7 +12,7 @@ from lowland.distributed import total_count
 from lowland.errors import InputError
 from lowland.problem.conventions import loss_of_outputs, loss_of_the_first
 from lowland.problem.stored import is_sharded, local
-from lowland.usercode import described
+from lowland.usercode import located
 
 if TYPE_CHECKING:
     from lowland.problem.problem import Problem
@@ -142,7 +142,7 @@ def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
         if problem.loss.needs_model:
             raise InputError(
                 f"loss {problem.loss.name!r} cannot be computed from the model and a batch "
-                f"({_described(batch.given.inputs)}): {described(error)}{_of_a_list(problem)}"
+                f"({_described(batch.given.inputs)}): {located(error)}{_of_a_list(problem)}"
             ) from error
         leaves = pytree.tree_leaves(batch.inputs)
         hint = (
@@ -153,7 +153,7 @@ def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
         )
         raise InputError(
             f"the model cannot run on the training inputs ({_described(batch.inputs)}): "
-            f"{described(error)}{hint}; where it is to run on other parts of a batch, say how: "
+            f"{located(error)}{hint}; where it is to run on other parts of a batch, say how: "
             f"{loss_of_the_first(problem.loss, batch.inputs)}{_of_a_list(problem)}"
         ) from error
     if out.ndim == 0 or len(out) != len(batch):
