@@ -107,7 +107,7 @@ def test_every_source_gives_the_same_samples_in_the_same_order(source):
     ],
 )
 def test_inputs_alone_will_do_for_a_loss_that_runs_the_model(source):
-    data = Batches(source, "train", batch_size=4, targetless=True)
+    data = Batches(source, "train", batch_size=4, targets="none")
     assert torch.equal(everything(data), X)
     assert data.targets.shape == (10, 0)
 

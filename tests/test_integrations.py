@@ -29,6 +29,10 @@ BOTH = ["critical_sharpness", "largest_eigenvalue"]
 KEYS = {f"lowland/{name}" for name in (*BOTH, "critical_learning_rate", "overhead")}
 
 
+def failing(outputs, targets):
+    raise RuntimeError("out of reach")
+
+
 def network():
     torch.manual_seed(0)
     return nn.Sequential(
@@ -162,17 +166,61 @@ class TestLightning:
         trainer.fit(Module(), DataLoader(TensorDataset(X, Y), batch_size=8))
         assert [row["step"] for row in monitor.probe.history] == [2, 3, 4, 5, 6]
 
-    def test_mistakes_are_told_before_the_first_update(self, lightning):
+    def test_mistakes_are_told_once_and_end_no_training(self, lightning):
         from lowland.integrations.lightning import SharpnessMonitor
 
         with pytest.raises(InputError, match="on must be 'step' or 'validation'"):
             SharpnessMonitor(on="epoch")
-        with pytest.raises(InputError, match="every is a whole number of steps, at least 1; got 0"):
-            fit(lightning, [SharpnessMonitor(every=0)])
-        with pytest.raises(InputError, match="a part of the module, such as network; got 'head'"):
-            fit(lightning, [SharpnessMonitor(model="head")])
-        with pytest.raises(InputError, match="no measure named 'sharpness'"):
-            fit(lightning, [SharpnessMonitor(measures="sharpness")])
+        plain, _ = fit(lightning, [])
+        for options, words in (
+            ({"every": 0}, "every is a whole number of steps, at least 1; got 0"),
+            ({"model": "head"}, "a part of the module, such as network; got 'head'"),
+            ({"measures": "sharpness"}, "no measure named 'sharpness'"),
+            ({"loss": failing}, "RuntimeError: out of reach|cannot compare"),
+        ):
+            monitor = SharpnessMonitor(**{"every": 1, **options})
+            with pytest.warns(UserWarning, match=words) as told:
+                module, _ = fit(lightning, [monitor])
+            assert len([each for each in told if "measures nothing more" in str(each.message)]) == 1
+            assert monitor.probe is None
+            for name, value in plain.state_dict().items():
+                assert torch.equal(module.state_dict()[name], value), name
+
+    def test_batches_in_dicts_and_a_forward_of_one_tensor(self, lightning):
+        from lowland.integrations.lightning import SharpnessMonitor
+
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.network = network()
+
+            def forward(self, x):
+                return self.network(x)
+
+            def training_step(self, batch, number):
+                return nn.functional.cross_entropy(self(batch["image"]), batch["label"])
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), 0.1)
+
+        def train(monitor):
+            trainer = lightning.Trainer(
+                accelerator="cpu", max_epochs=1, callbacks=[monitor], enable_checkpointing=False,
+                enable_progress_bar=False, enable_model_summary=False, logger=False,
+            )  # fmt: skip
+            rows = [{"image": x, "label": y} for x, y in zip(X, Y, strict=True)]
+            trainer.fit(Module(), DataLoader(rows, batch_size=8))
+            assert trainer.global_step == 6
+            return monitor.probe
+
+        with pytest.warns(UserWarning, match="measures nothing more") as told:
+            assert train(SharpnessMonitor(every=1)) is None
+        said = next(str(each.message) for each in told if "nothing more" in str(each.message))
+        line = said[said.index("loss=ll.ModelLoss") :].removeprefix("loss=")
+        loss = eval(line, {"ll": ll, "torch": torch})  # as it stands
+        for options in ({"loss": loss}, {"batch": (X, Y)}):
+            probe = train(SharpnessMonitor(every=1, max_overhead=None, **options))
+            assert len(probe.history) == 5
 
 
 # Transformers -------------------------------------------------------------------------------------
@@ -365,7 +413,7 @@ class TestTransformers:
             trainer_of(transformers, transformers.Trainer, model, tmp_path) for _ in range(2)
         )
         second.add_callback(SharpnessMonitor(first, {"input_ids": TOKENS, "labels": TOKENS}))
-        with pytest.raises(InputError, match="another Trainer than the one that it was added to"):
+        with pytest.warns(UserWarning, match="another Trainer than the one that it was added to"):
             second.train()
         with pytest.raises(InputError, match="the first argument is the Trainer"):
             SharpnessMonitor({"input_ids": TOKENS}, "cross_entropy")

@@ -193,6 +193,6 @@ def test_stages_know_how_far_the_run_is():
     assert first == "what one gradient takes"
     assert announced.lasting
     assert announced.startswith("one gradient takes ")
-    assert rest == ["measures: weight_norm", "measures: trace"]  # from cheap to dear
+    assert rest == ["measures: trace", "measures: weight_norm"]  # what is asked for before all
     assert rest[0].done == 0
     assert rest[1].left <= rest[0].left

@@ -324,7 +324,11 @@ def test_the_words_of_the_command(cwd):
     ran = run("sweep", "grid.toml", "--out", "out", "--executor", "serial", cwd=cwd)
     assert f"{RUNS} runs in out: {RUNS} done now" in ran.out
     lines = [line.split() for line in ran.out.splitlines()]
-    assert ["batch_size", "runs", "test_error", "gap", "sharp", "flat"] in lines
+    assert ["batch_size", "runs", "test_error", "gap", "paired_gap", "sharp", "flat"] in lines
+    with (cwd / "out/results.csv").open() as file:
+        gaps = [(float(r["gap"]), float(r["paired_gap"])) for r in csv.DictReader(file)]
+    apart = sum(abs(paired - gap) > 0.1 * abs(gap) for gap, paired in gaps)
+    assert (f"in {apart} of 16 runs the paired samples have another gap" in ran.out) == (apart > 0)
     assert any(line[:2] == ["20", "2"] for line in lines)
     assert "table: out/results.csv" in ran.out
     assert "0 of 16 runs done" in ran.err

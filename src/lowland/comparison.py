@@ -67,6 +67,12 @@ def compare(
         seed: of the bootstrap over pairs that the intervals come from.
         command: for the record, what was called.
     """
+    for given in (first, second):
+        if not isinstance(given, Analysis):
+            raise InputError(
+                f"compare takes two analyses; got {type(given).__name__}; make one of each problem "
+                "on the same data: ll.compare(ll.analyze(first), ll.analyze(second))"
+            )
     _check_same_data(first, second)
     splits = _comparable(first, second)
     sides = [_Side.of(split) for split in splits]

@@ -12,7 +12,7 @@ from lowland.errors import InputError
 from lowland.measures import constant_prediction
 from lowland.measures.shared.neighbourhood import Neighbourhood
 from lowland.measures.shared.ray import Ray
-from lowland.problem import Problem
+from lowland.problem import Problem, of_a_problem
 
 _FACTOR = math.sqrt(10)  # between two radii of the ladder
 _TOP = 0.5  # of the high end: the largest radius to try (docs/optimisers.md has the experiment)
@@ -71,6 +71,7 @@ class RhoRange:
         return text
 
 
+@of_a_problem
 def rho_range(
     problem: Problem, *, adaptive: bool = False, ceiling: float | None = None, seed: int = 0
 ) -> RhoRange:
@@ -88,8 +89,6 @@ def rho_range(
             that are the same for all samples.
         seed: of the choice of batches.
     """
-    if not isinstance(problem, Problem):
-        raise InputError(f"rho_range takes a lowland.Problem; got {type(problem).__name__}")
     if ceiling is None:
         ceiling, _ = constant_prediction(problem)
     if ceiling is None:

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from lowland.curvature import ForwardPass, Layer, layers, matrices
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 By = Literal["layers", "units", "norms", "split", "outputs"]
 
@@ -83,7 +83,7 @@ def _units(source: Layer) -> int:
     return source.shape[0] * source.shape[1] if source.is_matrix else source.size
 
 
-@differentiating()
+@of_a_problem
 def rescale(problem: Problem, by: By, factor: float = 10.0, *, seed: int = 0) -> Problem:
     """A copy of the problem whose model has other weights and computes the same function.
 
@@ -192,7 +192,11 @@ def _is_same(problem: Problem, other: Problem, factor: float = 1.0) -> bool:
 
 
 class Sum(nn.Module):
-    """Two layers of one shape side by side, their outputs added."""
+    """Two layers of one shape side by side, their outputs added.
+
+    Who reads the weight instead of calling the layer, as attention does, gets the sum of weights;
+    whatever else is asked of the layer, the first one answers.
+    """
 
     def __init__(self, first: nn.Module, second: nn.Module) -> None:
         super().__init__()
@@ -200,6 +204,18 @@ class Sum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         return self.first(x) + self.second(x)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of one layer that computes the same."""
+        return self.first.weight + self.second.weight  # type: ignore[operator]
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the first layer, where the sum has none of that name."""
+        parts = vars(self).get("_modules", {})
+        return (
+            super().__getattr__(name) if name in parts or not parts else getattr(self.first, name)
+        )
 
 
 def _split(problem: Problem, factor: float, seed: int) -> Problem:

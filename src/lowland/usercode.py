@@ -76,7 +76,7 @@ def imported(path: str, option: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{option} {path}: importing {module_name} raised {described(error)}{_place(error)}"
+            f"{option} {path}: importing {module_name} raised {located(error)}"
         ) from error
     for part in name.split("."):
         if not hasattr(target, part):
@@ -99,7 +99,7 @@ def called(path: str, option: str, *args: Any) -> Any:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{option} {path} raised {described(error)}{_place(error)}") from error
+        raise InputError(f"{option} {path} raised {located(error)}") from error
 
 
 def described(error: BaseException) -> str:
@@ -130,6 +130,11 @@ def blame(error: BaseException) -> str | None:
         if room not in _NOT_USERS and room not in sys.stdlib_module_names
     ]
     return users[-1] if users else None
+
+
+def located(error: BaseException) -> str:
+    """What an error says, and where the user's own code raised it."""
+    return f"{described(error)}{_place(error)}"
 
 
 def _place(error: BaseException) -> str:

@@ -52,14 +52,14 @@ from lowland.measures import (
     silent,
     whole_spectrum,
 )
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.results import Analysis
 from lowland.usercode import described
 
 CONVERGENCE = "whether this is a minimum"
 
 
-@differentiating()
+@of_a_problem
 def analyze(
     problem: Problem,
     layer_name: str | None = None,
@@ -166,7 +166,7 @@ def analyze(
             tasks[LANDSCAPE] = lambda: scenery.draw(schedule.tell)
             costs[LANDSCAPE] = Task(scenery.work)
         if not brief:
-            schedule.make_plan(problem, lambda: {**costs, **measuring.costs})
+            schedule.make_plan(problem, lambda: _in_order(measuring.costs, costs))
         for name in list(steps)[:1]:
             explanation.samples = schedule.samples(name)
         schedule.run(tasks)
@@ -209,6 +209,12 @@ def analyze(
             progress("report")
         analysis.save(out)
     return analysis
+
+
+def _in_order(measures: dict[str, Task], others: dict[str, Task]) -> dict[str, Task]:
+    """All tasks, from the measures that come first."""
+    first = {name: task for name, task in measures.items() if task.first}
+    return {**first, **others, **measures}
 
 
 def _unseen(problem: Problem) -> Unseen | None:

@@ -41,11 +41,10 @@ class Scenery:
     @cached_property
     def samples(self) -> int:
         """How many samples of each split are drawn, at most: the same on every machine."""
-        first = self.problem.train.take(torch.arange(1))
         counter = FlopCounterMode(display=False)
         try:
             with self.problem.measuring(), torch.no_grad(), counter:
-                self.problem.batch_losses(self.problem.place(first))
+                self.problem.batch_losses(self.problem.first(1))
         except Exception:  # operations that cannot be counted, or an error that the drawing tells
             return _LEAST
         each = 2 * _STEPS**2 * max(counter.get_total_flops(), 1)

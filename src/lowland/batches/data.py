@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lowland.batches.batch import (
     Batch,
+    Form,
     are_equal,
     as_batch,
     bytes_each,
@@ -27,6 +28,7 @@ from lowland.batches.batch import (
     shapes,
 )
 from lowland.batches.loaders import (
+    check_list,
     collated,
     in_fixed_order,
     is_data_set,
@@ -54,7 +56,7 @@ class Batches:
         held: the bytes that may be kept of what a loader gives. More than that is read again on
             each pass; of a stream no more is taken.
         samples: how many samples to take of a stream.
-        targetless: whether inputs alone will do.
+        targets: what they may be, see ``Form``.
     """
 
     def __init__(
@@ -65,13 +67,14 @@ class Batches:
         *,
         held: int = HELD_BYTES,
         samples: int | None = None,
-        targetless: bool = False,
+        targets: Form = "tensor",
     ) -> None:
-        self.split, self._targetless = split, targetless
+        self.split, self._form = split, targets
         self.batch_size = batch_size
         self.held_bytes = 0  # of what a loader gave
         self.note: str | None = None  # what a reader should know of the data
         self.streamed = is_stream(source)
+        self.listed = is_list(source) and not is_data_set(source)  # a list of batches
         self._limit = held
         self._targets: Tensor | None = None
         self._whole: Batch | None = None  # everything, in memory
@@ -80,12 +83,13 @@ class Batches:
             self._hold(self._taken(stream_batches(source, batch_size), samples))
         elif isinstance(source, DataLoader) or is_data_set(source):
             self._read(in_fixed_order(source, split, batch_size))
-        elif is_list(source):
-            batches = [checked_batch(raw, split, targetless) for raw in source]
+        elif self.listed:
+            check_list(source, split)
+            batches = [checked_batch(raw, split, targets) for raw in source]
             self._limit = max(held, sum(map(bytes_of, batches)))  # they are in memory already
             self._hold(batches)
         else:
-            self._whole = checked_batch(source, split, targetless)
+            self._whole = checked_batch(source, split, targets)
             self._targets, self._count = self._whole.targets, len(self._whole)
         if len(self) == 0:
             raise InputError(f"the {split} data is empty; at least one sample is needed")
@@ -95,6 +99,11 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.chunks(self.batch_size)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether samples differ in shape from batch to batch."""
+        return self._whole is None and isinstance(self._parts, list)
 
     @property
     def targets(self) -> Tensor:
@@ -129,7 +138,7 @@ class Batches:
                 yield from part.split(size)
         else:
             for raw in self._parts:
-                yield from as_batch(raw, self.split, self._targetless).split(size)
+                yield from as_batch(raw, self.split, self._form).split(size)
 
     def first(self, count: int) -> Batch:
         """Return the first ``count`` samples, or those of the first batch if it has fewer."""
@@ -138,7 +147,7 @@ class Batches:
         elif isinstance(self._parts, list):
             batch = self._parts[0]
         else:
-            batch = as_batch(next(iter(self._parts)), self.split, self._targetless)
+            batch = as_batch(next(iter(self._parts)), self.split, self._form)
         return batch.map(lambda t: t[:count])
 
     def parts(self, count: int) -> Iterator[Batch]:
@@ -171,7 +180,7 @@ class Batches:
                 f"{_size(self._limit)} may be held: pass Problem(memory=...) with more bytes"
             )
         raw = loader.collate_fn([loader.dataset[order[i]] for i in chosen])
-        return as_batch(raw, self.split, self._targetless)
+        return as_batch(raw, self.split, self._form)
 
     def subset(self, places: Tensor) -> "Batches":
         """The samples at ``places``, in their own order, as data of the same kind."""
@@ -202,7 +211,7 @@ class Batches:
         """The first samples of a stream: so many, or as many as may be held."""
         count, size, more = 0, 0, False
         for raw in collated(source, self.split):
-            batch = checked_batch(raw, self.split, self._targetless)
+            batch = checked_batch(raw, self.split, self._form)
             most = samples if samples is not None else self._limit // bytes_each(batch)
             room = most - count
             if room <= 0:
@@ -233,7 +242,7 @@ class Batches:
         def noted() -> Iterator[Batch]:
             count = 0
             for raw in collated(loader, self.split):
-                batch = checked_batch(raw, self.split, self._targetless)
+                batch = checked_batch(raw, self.split, self._form)
                 if count < _COMPARED:
                     opening.append(batch)
                 count += len(batch)
@@ -284,9 +293,7 @@ class Batches:
         ``(p^2 + (1 - p)^2)^256``, once in 170 times for p = 1/100. Data that is kept in memory is
         still one fixed data set then, though another one each time it is read.
         """
-        again = [
-            as_batch(raw, self.split, self._targetless) for raw in islice(loader, len(opening))
-        ]
+        again = [as_batch(raw, self.split, self._form) for raw in islice(loader, len(opening))]
         return len(again) == len(opening) and all(map(are_equal, opening, again))
 
 

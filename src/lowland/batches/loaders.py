@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset
 
-from lowland.batches.batch import LABELS
+from lowland.batches.batch import as_tree
 from lowland.errors import InputError
+from lowland.usercode import located
 
 _COLLATE = "torch/utils/data/_utils/collate.py"
 
@@ -29,9 +31,15 @@ def is_data_set(source: Any) -> bool:
     if isinstance(source, Dataset):
         return not isinstance(source, IterableDataset)
     if is_list(source):
-        return np.ndim(_target(source[0])) == 0
+        return not any(map(_is_batch, source))
     indexed = hasattr(type(source), "__getitem__") and hasattr(type(source), "__len__")
     return indexed and not _is_at_hand(source)
+
+
+def _is_batch(item: Any) -> bool:
+    """Whether all that a list's item holds has as many entries, for as many samples."""
+    lengths = {tuple(getattr(part, "shape", ()))[:1] for part in pytree.tree_leaves(as_tree(item))}
+    return len(lengths) == 1 and lengths != {()}
 
 
 def is_list(source: Any) -> bool:
@@ -43,10 +51,14 @@ def is_list(source: Any) -> bool:
     )
 
 
-def _target(item: Any) -> Any:
-    if isinstance(item, Mapping):
-        return next((item[key] for key in LABELS if key in item), None)
-    return item[-1] if item else None
+def check_list(batches: list, split: str) -> None:
+    """An error if a list's items might be samples as well as batches of single numbers."""
+    if len(batches) > 1 and all(getattr(t, "ndim", 0) == 1 for t in pytree.tree_leaves(batches)):
+        raise InputError(
+            f"each item of the {split} list may be a sample, or a batch of samples of one number "
+            "each; pass torch.utils.data.DataLoader(data, batch_size=64) if they are samples, and "
+            "tensors of all samples if they are batches"
+        )
 
 
 def _is_at_hand(source: Any) -> bool:
@@ -102,12 +114,16 @@ def collated(source: Iterable[Any], split: str) -> Iterator[Any]:
     """What a loader gives; an error in words where torch cannot make a batch of its samples."""
     try:
         yield from source
-    except (RuntimeError, TypeError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's code raises
         places = "".join(traceback.format_tb(error.__traceback__)) + str(
             error
         )  # of a worker's, too
         if _COLLATE not in places.replace(os.sep, "/"):
-            raise
+            raise InputError(
+                f"reading the {split} data, one sample after the other, raised {located(error)}"
+            ) from error
         raise InputError(
             f"the {split} loader cannot make a batch of its samples ({_last_line(error)}); let its "
             "collate_fn do so (pad those of different lengths), or pass batches of one sample"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowland.budget import in_words
+from lowland.findings import TRUSTED
 from lowland.report.numbers import number
 from lowland.report.words import standing
 from lowland.wording import counted
@@ -196,7 +197,8 @@ def _draw_means(console: Console, summary: "Summary", varied: list[str]) -> None
     table = Store(summary.directory).table()
     table = table[table["key"].isin(summary.runs) & (table["status"] == "done")]
     keys = [name for name in varied if name not in ("seed", "data_seed")][:3]
-    shown = [name for name in ("test_error", "gap", "sharp", "flat") if name in table]
+    parts = ("test_error", "gap", "paired_gap", "sharp", "flat")
+    shown = [name for name in parts if name in table]
     if not len(table) or not keys:
         return
     grouped = table.groupby(keys, dropna=False)
@@ -213,6 +215,16 @@ def _draw_means(console: Console, summary: "Summary", varied: list[str]) -> None
     console.print(drawn)
     if len(grouped) > 20:
         console.print(Text(f"... and {counted(len(grouped) - 20, 'more setting')}"))
+    if {"gap", "paired_gap"} <= set(table):
+        gap, paired = (table[name].astype(float) for name in ("gap", "paired_gap"))
+        apart = int(((paired - gap).abs() > TRUSTED * gap.abs()).sum())
+        if apart:
+            console.print(
+                Text(
+                    f"in {apart} of {len(table)} runs the paired samples have another gap, by more "
+                    f"than {TRUSTED:.0%}: sharp and flat are parts of paired_gap"
+                )
+            )
 
 
 def draw_status(console: Console, directory: Path, sweeps: list[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lowland.curvature.estimate import Estimate
 from lowland.curvature.operator import Operator, columns_within
+from lowland.curvature.operators import of_an_operator
 from lowland.curvature.spectrum import Spectrum
 from lowland.errors import InputError
 from lowland.figures import draw_density, drawn_on, picture
@@ -132,6 +133,7 @@ class Density:
         return picture(draw_density, self)
 
 
+@of_an_operator
 @differentiating()
 def spectral_density(
     A: Operator,
@@ -146,7 +148,8 @@ def spectral_density(
     """The density of eigenvalues, from ``steps * probes`` products or, if these suffice, exactly.
 
     Args:
-        A: anything with ``size``, ``dtype``, ``device`` and ``@``. Of a ``Dense`` matrix, and of
+        A: anything with ``size``, ``dtype``, ``device`` and ``@``, a tensor, or a problem, which
+            stands for its Hessian. Of a ``Dense`` matrix, and of
             one that takes no more products as a whole, all eigenvalues are computed.
         steps: of the Lanczos recurrence; nodes lie about ``range / steps`` apart.
         probes: random vectors, which go through ``A`` together; fewer, if the basis of them and

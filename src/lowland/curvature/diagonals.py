@@ -19,7 +19,14 @@ from lowland.curvature.factored_block import LayerBlock
 from lowland.curvature.layer_blocks import exact_diagonal
 from lowland.curvature.layer_search import Layer, outputs_of_a_sample, parameters, unused
 from lowland.curvature.operator import Dense, Operator
-from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, Remainder
+from lowland.curvature.operators import (
+    GGN,
+    Curvature,
+    Fisher,
+    Hessian,
+    Remainder,
+    of_an_operator,
+)
 from lowland.curvature.precision import rounding
 from lowland.curvature.probes import (
     SHIFT,
@@ -33,7 +40,7 @@ from lowland.curvature.second_derivatives import twice_backwards
 from lowland.curvature.shared_jacobians import few_outputs
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, differentiating, of_a_problem
 
 # Double backward passes up to which the remainder is exact rather than estimated. A trace takes
 # some hundred products to estimate, a diagonal some thousand.
@@ -50,6 +57,7 @@ _LOOKS, _TRACE_PRODUCTS, _DIAGONAL_PRODUCTS = 10, 64, 500
 _EXACT = "exact, by layer structure"
 
 
+@of_an_operator
 @differentiating()
 def trace(
     A: Operator,
@@ -67,7 +75,7 @@ def trace(
     the value.
 
     Args:
-        A: the matrix.
+        A: the matrix; a problem stands for its Hessian.
         rtol: the standard error, relative to the trace, that ends an estimate,
         max_matvecs: or so many products, or passes over the data, do.
         gauss_newton: of a Hessian, the exact diagonal of the GGN, where it is known already.
@@ -188,7 +196,7 @@ class Diagonal(Mapping[str, Tensor]):
         return f"Diagonal({exact} parameters exact, {estimated})"
 
 
-@differentiating()
+@of_a_problem
 def diagonal(
     problem: Problem,
     kind: Kind = "hessian",

@@ -8,7 +8,7 @@ from lowland.curvature.layer_search import layer as layer_named
 from lowland.curvature.sample_factors import Factors, Kind, Term, check_kind, factors
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import ONE_AT_A_TIME, Problem, differentiating
+from lowland.problem import ONE_AT_A_TIME, Problem, of_a_problem
 
 # Numbers in flight in one step of a product; more only leaves the cache.
 _CHUNK = 1 << 24
@@ -85,7 +85,7 @@ def _outer_products(term: Term, A: Tensor, weights: Tensor) -> Tensor:
     return products
 
 
-@differentiating()
+@of_a_problem
 def layer_operator(problem: Problem, name: str, kind: Kind = "hessian") -> LayerBlock:
     """The exact curvature block of one layer's weight as an operator, for layers of any width."""
     return layer_operators(problem, [name], kind)[name]

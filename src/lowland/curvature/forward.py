@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lowland.batches import Batch
+from lowland.budget import check_time
 from lowland.curvature.first_derivatives import check_alone
 from lowland.curvature.graph import Graph
 from lowland.curvature.uses import Use, product
@@ -179,6 +180,7 @@ def jacobian(z: Tensor, uses: Sequence[Use], rows: Tensor) -> list[Tensor]:
 
     ``rows`` are (r, *z.shape); all of them go through one vectorised pass.
     """
+    check_time()
     slopes = torch.autograd.grad(
         z, _edges(uses), rows, retain_graph=True, allow_unused=True, is_grads_batched=True
     )

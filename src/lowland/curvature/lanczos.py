@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lowland.curvature.operator import Operator, Scaled, columns_within
+from lowland.curvature.operators import of_an_operator
 from lowland.curvature.precision import rounding
 from lowland.errors import InputError
 from lowland.figures import draw_eigenvalues, drawn_on, picture
@@ -69,6 +70,7 @@ class Eigenpairs:
         return picture(draw_eigenvalues, self)
 
 
+@of_an_operator
 @differentiating()
 def eigsh(
     A: Operator,
@@ -87,7 +89,8 @@ def eigsh(
     matrix has columns if its basis fits the memory and it has at most 1,000 columns, or 50 ``k``.
 
     Args:
-        A: anything with ``size``, ``dtype``, ``device`` and ``@``.
+        A: anything with ``size``, ``dtype``, ``device`` and ``@``, a tensor, or a problem, which
+            stands for its Hessian.
         k: how many.
         which: ``"magnitude"``, ``"largest"`` or ``"smallest"`` (algebraically).
         tol: stop when every residual is below ``tol`` times its eigenvalue's magnitude, and a

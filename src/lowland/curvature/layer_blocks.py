@@ -12,13 +12,13 @@ from lowland.curvature.sample_factors import Kind, check_kind, factors, unpacked
 from lowland.curvature.sketch import finite
 from lowland.distributed import total
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 # A dense block of this many weights takes 0.5 GiB in float64, and its eigenvectors as much again.
 DENSE_WEIGHTS = 8192
 
 
-@differentiating()
+@of_a_problem
 def layer_hessian(problem: Problem, name: str, kind: Kind = "hessian") -> Tensor:
     """The exact (M, M) Hessian block of one layer's weight, in float64.
 

@@ -4,8 +4,8 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lowland.curvature.block_products import BlockProduct, ColumnByColumn, Matri
 from lowland.curvature.first_derivatives import check_alone
 from lowland.curvature.jacobians import check_output_differences, jacobian_way
 from lowland.curvature.memory import samples_within
+from lowland.curvature.operator import Dense, Operator
 from lowland.curvature.precision import rounding
 from lowland.curvature.products import BatchProduct
 from lowland.curvature.second_derivatives import (
@@ -29,7 +30,7 @@ from lowland.curvature.second_derivatives import (
 from lowland.curvature.trials import losses_in_double
 from lowland.distributed import most, total
 from lowland.errors import InputError
-from lowland.problem import ONE_AT_A_TIME, Problem, differentiating, graph_bytes
+from lowland.problem import ONE_AT_A_TIME, Problem, differentiating, graph_bytes, of_a_problem
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -334,6 +335,7 @@ class Fisher(GGN):
         return self._gauss_newton(products.drawn_targets if drawn else products.identity)
 
 
+@of_a_problem
 def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:
     """The Hessian of the mean training loss as an operator.
 
@@ -342,6 +344,7 @@ def hessian(problem: Problem, params: str | list[str] | None = None) -> Hessian:
     return Hessian(problem, params)
 
 
+@of_a_problem
 def ggn(problem: Problem, params: str | list[str] | None = None) -> GGN:
     """The generalised Gauss-Newton matrix as an operator.
 
@@ -350,6 +353,7 @@ def ggn(problem: Problem, params: str | list[str] | None = None) -> GGN:
     return GGN(problem, params)
 
 
+@of_a_problem
 def fisher(
     problem: Problem,
     params: str | list[str] | None = None,
@@ -361,3 +365,29 @@ def fisher(
     would draw: summed exactly over all classes, and equal to the GGN for cross-entropy.
     """
     return Fisher(problem, params, labels)
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def of_an_operator(
+    function: Callable[Concatenate[Operator, _P], _T],
+) -> Callable[Concatenate[Operator | Problem | Tensor, _P], _T]:
+    """Let a function of an operator take a problem for its Hessian, and a tensor for itself."""
+
+    @wraps(function)
+    def checked(A: Operator | Problem | Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if isinstance(A, Problem):
+            A = hessian(A)
+        elif isinstance(A, Tensor):
+            A = Dense(A)
+        elif not hasattr(type(A), "__matmul__") or not hasattr(A, "size"):
+            raise InputError(
+                f"{function.__name__} takes a matrix, such as ll.hessian(problem) with problem = "
+                "ll.Problem(model, 'cross_entropy', train=(inputs, targets)); got "
+                f"{type(A).__name__}"
+            )
+        return function(A, *args, **kwargs)
+
+    return checked

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lowland.batches import Batch
+from lowland.budget import check_time
 from lowland.curvature.forward import ForwardPass, gradients, jacobian, summed
 from lowland.curvature.layer_search import Layer, give_up, outputs_of_a_sample
 from lowland.curvature.memory import samples_within
@@ -154,6 +155,7 @@ class Factors:
         """The factors of so few samples at a time that their gradients stay in the cache."""
         size = max(1, CACHED // (self.A.shape[1] * self.layer.size))
         for start in range(0, len(self.A), size):
+            check_time()
             of = slice(start, start + size)
             terms = [Term(t.x[of], t.J[of], t.places) for t in self.terms]
             yield Factors(self.layer, terms, self.A[of], self.route)

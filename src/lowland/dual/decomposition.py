@@ -53,7 +53,7 @@ from lowland.findings import (
     Totals,
     Widths,
 )
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.rescaling import balanced
 
 # The paper draws its line after 10 of the 900 directions of its layer. Rules that read the spectrum
@@ -92,7 +92,7 @@ def duality(problem: Problem, name: str, **options: Unpack[_Options]) -> Decompo
 def duality(
     problem: Problem, name: list[str] | None = None, **options: Unpack[_Options]
 ) -> Decompositions: ...
-@differentiating()
+@of_a_problem
 def duality(
     problem: Problem,
     name: str | list[str] | None = None,

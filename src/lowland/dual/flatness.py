@@ -54,7 +54,7 @@ def flatness(problem: Problem, layer: Layer, E: Tensor, curvature: Tensor) -> di
 
 def lines_of(problem: Problem, layer: Layer) -> int:
     """How many lines go on together."""
-    return max(1, min(_MOST, _OUTPUTS // (len(problem.train) * layer.outputs)))
+    return max(1, min(_MOST, _OUTPUTS // (len(problem.train) * max(1, layer.outputs))))
 
 
 class _Lines:

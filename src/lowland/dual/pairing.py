@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from lowland.curvature import ForwardPass, layer
 from lowland.distributed import ranks
 from lowland.errors import InputError
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 # Distances held at once: 64 MiB in float64, and as much again for their errors and their ties.
 _DISTANCES = 1 << 23
@@ -44,7 +44,7 @@ class Pairs:
         return f"Pairs({len(self)}: {self.rule}{left})"
 
 
-@differentiating()
+@of_a_problem
 def pair(
     problem: Problem,
     *,
@@ -226,6 +226,11 @@ def _features(problem: Problem, split: Split, space: str | None) -> Rows:
                     raise InputError(f"layer {space!r} {forward.opaque[seeing.parameter]}")
                 inputs = torch.cat(forward.inputs(seeing.parameter), 1)
                 seen.append(inputs.flatten(1).cpu())
+        if len({rows.shape[1] for rows in seen}) > 1:
+            raise InputError(
+                f"what layer {space!r} sees of the {split} samples differs in shape from batch to "
+                "batch; pad the inputs to one shape to compare single samples"
+            )
         return torch.cat(seen).__getitem__
     data = problem.data(split)
     inputs = data.take(slice(1)).inputs

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowland.errors import InputError
+from lowland.integrations.sparing import Sparing
 from lowland.losses import LossLike
 from lowland.probe import Probe
 
@@ -19,13 +20,17 @@ except ImportError:
     ) from None
 
 
-class SharpnessMonitor(Callback):
+class SharpnessMonitor(Sparing, Callback):
     """Logs what a :class:`lowland.Probe` measures to the Trainer's loggers.
 
-    ``trainer.callback_metrics`` has the numbers as well, for other callbacks to watch.
+    ``trainer.callback_metrics`` has the numbers as well, for other callbacks to watch. What cannot
+    be measured is a warning, and the training goes on without it.
 
     Args:
-        loss: as for :class:`lowland.Problem`; the module's ``forward`` gives the outputs.
+        loss: as for :class:`lowland.Problem`; the module's ``forward`` gives the outputs. Where it
+            takes something else than batches hold (``forward(self, x)`` with batches in dicts), a
+            loss of module and batch: ``ll.ModelLoss(lambda module, batch:
+            cross_entropy(module(batch.inputs["x"]), batch.targets, reduction="none"))``.
         batch: the samples to measure on; by default the first batch of the training.
         model: the name of the network within the module, if that is not the module itself.
         on: ``"step"`` measures after optimiser steps, critical sharpness along the optimiser's own
@@ -36,7 +41,7 @@ class SharpnessMonitor(Callback):
         max_overhead: as for the probe.
     """
 
-    probe: Probe | None = None  # since the training's first batch
+    tried = False  # to make the probe, at the training's first batch
 
     def __init__(
         self,
@@ -60,21 +65,26 @@ class SharpnessMonitor(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the last training."""
-        self.probe = None
+        self.probe, self.tried = None, False
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Make the probe, before the first update."""
-        if self.probe is not None:
+        if self.tried:
             return
-        model = pl_module if self.model is None else _part(pl_module, self.model)
+        self.tried = True
+        with self.sparing():
+            self.probe = self._made(trainer, pl_module, batch)
+
+    def _made(self, trainer: Trainer, module: LightningModule, batch: Any) -> Probe:
+        model = module if self.model is None else _part(module, self.model)
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
         if self.batch is None:  # a copy, since loaders may write the next batch into its memory
             batch = pytree.tree_map(lambda t: t.clone() if torch.is_tensor(t) else t, batch)
         else:
             batch = self.batch
-        self.probe = Probe(
+        return Probe(
             model,
             self.loss,
             batch,
@@ -93,7 +103,9 @@ class SharpnessMonitor(Callback):
         """Measure after a step of the optimiser."""
         if self.on != "step" or self.probe is None:
             return
-        scalars = self.probe(trainer.global_step)
+        scalars: dict[str, float] = {}
+        with self.sparing():
+            scalars = self.probe(trainer.global_step)
         if scalars:
             # Lightning would only pass on what falls on a multiple of its log_every_n_steps.
             pl_module.log_dict(scalars, logger=False)
@@ -103,8 +115,9 @@ class SharpnessMonitor(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure after a validation, but not after the one that precedes the training."""
         if self.on == "validation" and self.probe is not None and not trainer.sanity_checking:
-            scalars = self.probe(trainer.global_step)
-            pl_module.log_dict(scalars, sync_dist=trainer.world_size > 1)
+            with self.sparing():
+                scalars = self.probe(trainer.global_step)
+                pl_module.log_dict(scalars, sync_dist=trainer.world_size > 1)
 
 
 def _part(module: LightningModule, name: str) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lowland.errors import InputError
+from lowland.integrations.sparing import Sparing
 from lowland.losses import LossLike
 from lowland.optim import SAM
 from lowland.probe import Probe
@@ -25,11 +26,12 @@ except ImportError:
     ) from None
 
 
-class SharpnessMonitor(TrainerCallback):
+class SharpnessMonitor(Sparing, TrainerCallback):
     """Logs what a :class:`lowland.Probe` measures by the Trainer's own ``log``.
 
     ``trainer.add_callback(SharpnessMonitor(trainer, batch))``. The scalars go where the Trainer's
-    losses go: ``report_to``, and ``trainer.state.log_history``.
+    losses go: ``report_to``, and ``trainer.state.log_history``. What cannot be measured is a
+    warning, and the training goes on without it.
 
     Args:
         trainer: the Trainer that it is added to, which logs.
@@ -40,8 +42,6 @@ class SharpnessMonitor(TrainerCallback):
         measures: as for the probe.
         max_overhead: as for the probe.
     """
-
-    probe: Probe | None = None  # since the training's begin
 
     def __init__(
         self,
@@ -72,14 +72,16 @@ class SharpnessMonitor(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Make the probe."""
-        if self not in self.trainer.callback_handler.callbacks:
-            raise InputError(
-                "the monitor logs by another Trainer than the one that it was added to; make one "
-                "for each: trainer.add_callback(SharpnessMonitor(trainer, batch))"
-            )
-        self.probe = Probe(
-            kwargs["model"], self.loss, self.batch, optimizer=kwargs["optimizer"], **self.options
-        )
+        with self.sparing():
+            if self not in self.trainer.callback_handler.callbacks:
+                raise InputError(
+                    "the monitor logs by another Trainer than the one that it was added to; make "
+                    "one for each: trainer.add_callback(SharpnessMonitor(trainer, batch))"
+                )
+            self.probe = Probe(
+                kwargs["model"], self.loss, self.batch, optimizer=kwargs["optimizer"],
+                **self.options,
+            )  # fmt: skip
 
     def on_step_end(
         self,
@@ -89,8 +91,12 @@ class SharpnessMonitor(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Measure after a step of the optimiser."""
-        assert self.probe is not None
-        if scalars := self.probe(state.global_step):
+        if self.probe is None:
+            return
+        scalars: dict[str, float] = {}
+        with self.sparing():
+            scalars = self.probe(state.global_step)
+        if scalars:
             self.trainer.log(scalars)
 
 

@@ -19,10 +19,10 @@ from lowland.landscape.points import Frame
 from lowland.landscape.quadratics import quadratic
 from lowland.landscape.span import basin, checked, grid, midpoints
 from lowland.landscape.trajectory import Trajectory
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 
-@differentiating()
+@of_a_problem
 def line(
     problem: Problem,
     direction: str | nn.Module | Mapping[str, Tensor] | Trajectory = "random",

@@ -18,12 +18,12 @@ from lowland.landscape.picture import Picture, Progress, silent
 from lowland.landscape.points import Frame, Values, difference, norm
 from lowland.landscape.renormalisation import renormalised
 from lowland.landscape.span import checked
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 State = Mapping[str, Tensor]
 
 
-@differentiating()
+@of_a_problem
 def path(
     problem: Problem,
     model_a: ModelLike,

@@ -20,14 +20,14 @@ from lowland.landscape.points import Frame, Values, Weights, difference, dot, no
 from lowland.landscape.quadratics import quadratic
 from lowland.landscape.span import basin, checked, grid, midpoints
 from lowland.landscape.trajectory import Trajectory
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 
 _MARGIN = 0.25  # of the models' extent, around them on a plane
 _REACH = 0.9  # of a span: where the farthest point of a trajectory lies
 _COLLINEAR = 1e-6  # of the distance: below it the third model lies on the line of the others
 
 
-@differentiating()
+@of_a_problem
 def surface(
     problem: Problem,
     directions: Any = ("random", "random"),
@@ -101,7 +101,7 @@ def surface(
     )
 
 
-@differentiating()
+@of_a_problem
 def plane(
     problem: Problem,
     model_a: ModelLike,

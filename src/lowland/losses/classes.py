@@ -57,7 +57,8 @@ class ClassLoss(Loss):
         self.weight, self.ignored, self._second = weight, ignored, second
         self.mean_weight = 1.0
         self.weighted = weight is not None
-        self.classes_last = self.next_token = False
+        self.classes_last: bool | None = None  # of several positions' scores, if that is known
+        self.next_token = False
 
     def placed(self, *, classes_last: bool = True, next_token: bool = False) -> "ClassLoss":
         """The same loss where it is known how scores of several positions are to be read."""
@@ -115,8 +116,7 @@ class ClassLoss(Loss):
                     "of two positions or more"
                 )
             return outputs[:, :-1], targets[:, 1:], 2
-        last = self.classes_last and targets.shape == outputs.shape[:-1]
-        return outputs, targets, outputs.ndim - 1 if last else class_axis(outputs, targets)
+        return outputs, targets, class_axis(outputs, targets, self.classes_last)
 
     def seen(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The scores of the positions that count, but for a common shift: C - 1 numbers each."""
@@ -292,8 +292,8 @@ def cross_entropy() -> ClassLoss:
     )
 
 
-def class_axis(outputs: Tensor, targets: Tensor) -> int:
-    """Along which dimension of the outputs the classes lie."""
+def class_axis(outputs: Tensor, targets: Tensor, known_last: bool | None = None) -> int:
+    """Along which dimension of the outputs the classes lie; both may fit, and one be known."""
     if targets.is_floating_point():
         if targets.shape != outputs.shape:
             raise ValueError("shares of classes must have the outputs' shape")
@@ -301,6 +301,8 @@ def class_axis(outputs: Tensor, targets: Tensor) -> int:
     beside = outputs.ndim > 1 and targets.shape == outputs.shape[:1] + outputs.shape[2:]
     last = outputs.ndim > 1 and targets.shape == outputs.shape[:-1]
     if beside and last and outputs.ndim > 2:
+        if known_last is not None:
+            return outputs.ndim - 1 if known_last else 1
         raise ValueError(
             "the classes can lie along the second dimension, as torch has them, or along the last, "
             "as Transformers has them, for there are as many classes as positions; pass a function "

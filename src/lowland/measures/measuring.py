@@ -19,13 +19,15 @@ from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared import decomposed
 from lowland.measures.sharing import FREE, share, sharing, work_of
 from lowland.measures.subsets import COPIES, Subset
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.usercode import blame, described
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OUTCOME = tuple(each.name for each in fields(Outcome))  # measures that come first
+# What a reader asks for before all: a short budget goes to these and to the split of the gap.
+_FIRST = ("largest_eigenvalue", "trace")
 _LONG = 1.0  # seconds of a gradient in which warming up does not count
 
 
@@ -111,7 +113,7 @@ class Measurements(Mapping[str, Measurement]):
         )
 
 
-@differentiating()
+@of_a_problem
 def measure(
     problem: Problem,
     names: list[str] | str | None = None,
@@ -175,6 +177,7 @@ class Measuring:
             name: Task(
                 FREE if self._lacks(measure) else work_of(measure.cost, self.problem),
                 measure.loss,
+                first=name in _FIRST,
                 sampled=COPIES if measure.sampled else None,
             )
             for name, measure in self.chosen.items()

@@ -23,7 +23,7 @@ _FIRST = 4
 _BLOCK = 2  # columns, as the spectral pass has
 _RUNS, _TOO_LONG = 5, 0.5  # of a pass, and the seconds of one that is not done again
 _FLOPS = 256  # rows of the matrices that are multiplied
-_PART = 0.5  # of the time, that pricing what takes many passes may take
+_PART = 0.25  # of the time, that pricing what takes many passes may take
 # In gradients, where that part is over, or a model does not have the derivative: nothing that needs
 # it will take long.
 _USUAL = {

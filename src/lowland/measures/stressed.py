@@ -8,8 +8,9 @@ from typing import Any, Literal
 from lowland.errors import InputError
 from lowland.measures.measuring import Measurement, measure
 from lowland.measures.registry import chosen_measures, registered
-from lowland.problem import Problem, differentiating
+from lowland.problem import Problem, of_a_problem
 from lowland.rescaling import By, rescale
+from lowland.usercode import described
 
 FACTOR = 1e3
 WAYS: tuple[By, ...] = ("layers", "units", "norms", "split", "outputs")
@@ -82,7 +83,7 @@ class Stress:
         ]
 
 
-@differentiating()
+@of_a_problem
 def stress(
     problem: Problem,
     names: list[str] | str | None = None,
@@ -107,8 +108,9 @@ def stress(
         try:
             # a split moves most into equal halves, as in the paper's example
             other = rescale(problem, by, 2.0 if by == "split" else factor)
-        except InputError as error:
-            skipped[by] = str(error)
+        except Exception as error:  # of the user's code, or a defect of ours: the others stand
+            why = str(error) if isinstance(error, InputError) else f"failed: {described(error)}"
+            skipped[by] = why
             continue
         after = measure(other, list(before)).whole()
         for name in before:

@@ -4,7 +4,7 @@ from lowland.problem.evaluation import BATCH
 from lowland.problem.graphs import graph_bytes
 from lowland.problem.model import copy_of, unwrap
 from lowland.problem.precision import in_precision
-from lowland.problem.problem import Problem
+from lowland.problem.problem import Problem, of_a_problem
 from lowland.problem.stored import Stored
 from lowland.problem.traceless import ONE_AT_A_TIME, differentiating
 
@@ -17,5 +17,6 @@ __all__ = [
     "differentiating",
     "graph_bytes",
     "in_precision",
+    "of_a_problem",
     "unwrap",
 ]

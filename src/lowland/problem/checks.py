@@ -10,7 +10,9 @@ from torch.utils import _pytree as pytree
 from lowland.batches import Batch, Inputs
 from lowland.distributed import total_count
 from lowland.errors import InputError
+from lowland.problem.conventions import loss_of_outputs, loss_of_the_first
 from lowland.problem.stored import is_sharded, local
+from lowland.usercode import located
 
 if TYPE_CHECKING:
     from lowland.problem.problem import Problem
@@ -88,6 +90,7 @@ def check_model(problem: "Problem") -> None:
                 raise InputError(
                     "a sample's outputs depend on the other samples of its batch (BatchNorm "
                     "without running statistics?), or on chance, so no sample has a loss of its own"
+                    + _of_a_list(problem)
                 )
             seen += len(batch)
             if seen >= _TRIED:
@@ -129,13 +132,18 @@ def check_loss(problem: "Problem") -> None:
 
 def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
     """The model's outputs or, if the loss runs the model itself, the losses."""
-    if problem.loss.needs_model:
-        return problem.batch_losses(batch)
     try:
+        if problem.loss.needs_model:
+            return problem.batch_losses(batch)
         out = problem.outputs(batch.inputs)
     except InputError:
         raise
-    except (RuntimeError, TypeError, IndexError) as error:
+    except Exception as error:  # whatever the user's code raises
+        if problem.loss.needs_model:
+            raise InputError(
+                f"loss {problem.loss.name!r} cannot be computed from the model and a batch "
+                f"({_described(batch.given.inputs)}): {located(error)}{_of_a_list(problem)}"
+            ) from error
         leaves = pytree.tree_leaves(batch.inputs)
         hint = (
             "; should the images become real numbers first (inputs.float() / 255), as they did for "
@@ -144,13 +152,15 @@ def _evaluated(problem: "Problem", batch: Batch) -> Tensor:
             else ""
         )
         raise InputError(
-            f"the model cannot run on the training inputs ({_describe(batch.inputs)}): "
-            f"{error}{hint}"
+            f"the model cannot run on the training inputs ({_described(batch.inputs)}): "
+            f"{located(error)}{hint}; where it is to run on other parts of a batch, say how: "
+            f"{loss_of_the_first(problem.loss, batch.inputs)}{_of_a_list(problem)}"
         ) from error
     if out.ndim == 0 or len(out) != len(batch):
         raise InputError(
             f"the model returns outputs of shape {tuple(out.shape)} for {len(batch)} samples; "
-            "their first dimension must be that of the samples"
+            "their first dimension must be that of the samples, or the loss be computed from them: "
+            f"{loss_of_outputs(batch.inputs)}"
         )
     if not out.isfinite().all():
         raise InputError(
@@ -165,10 +175,10 @@ def _is_same_in_parts(problem: "Problem", batch: Batch, whole: Tensor, size: int
         return True
     try:
         parts = [_evaluated(problem, part) for part in batch.split(size)]
-    except InputError:
+    except InputError as error:
+        if isinstance(error.__cause__, ValueError):
+            return False  # torch's BatchNorm refuses to normalise a single sample by itself
         raise
-    except ValueError:  # torch's BatchNorm refuses to normalise a single sample by itself
-        return False
     # Products of matrices of other sizes may round otherwise.
     return _are_close(whole, torch.cat(parts), 1e-3 if whole.dtype == torch.float32 else 1e-6)
 
@@ -216,6 +226,15 @@ def check_gradients(problem: "Problem") -> None:
             )
 
 
-def _describe(inputs: Inputs) -> str:
+def _of_a_list(problem: "Problem") -> str:
+    if not problem.train.listed:
+        return ""
+    return (
+        "; the items of the list were read as batches: if they are samples, pass "
+        "torch.utils.data.DataLoader(data, batch_size=64)"
+    )
+
+
+def _described(inputs: Inputs) -> str:
     shapes = pytree.tree_map(lambda t: f"{tuple(t.shape[1:])} {t.dtype}", inputs)
     return f"one sample is {shapes}"

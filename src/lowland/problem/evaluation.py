@@ -12,6 +12,7 @@ from lowland.budget import check_time
 from lowland.distributed import most, of_first_rank, total, total_count
 from lowland.errors import InputError
 from lowland.losses import Loss, ModelLoss
+from lowland.problem.conventions import loss_of_outputs, tensor_of
 from lowland.problem.graphs import graph_bytes
 from lowland.problem.model import constant
 from lowland.problem.network import Network
@@ -133,8 +134,9 @@ class Evaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the data: how much of a stream was taken."""
-        return tuple(data.note for data in self._splits() if data.note is not None)
+        """What to know of model and data: what was switched off, how much of a stream was taken."""
+        of_data = (data.note for data in self._splits() if data.note is not None)
+        return (*sorted(self._network.notes), *of_data)
 
     def data(self, split: str) -> Batches:
         """The train or test batches."""
@@ -192,13 +194,11 @@ class Evaluation:
         ``params`` replaces some of the parameters; the others enter as constants, so that no
         gradient ever reaches the user's own tensors.
         """
-        out = self.run(inputs, params)
-        if isinstance(out, Mapping) and "logits" in out:  # a Transformers ModelOutput
-            out = out["logits"]
+        out = tensor_of(self.run(inputs, params))
         if not isinstance(out, Tensor):
             raise InputError(
                 f"the model returns {type(out).__name__}; expected a tensor of outputs, or a dict "
-                "with 'logits': wrap the model so that it returns one of these"
+                f"with 'logits': compute the loss from what it returns, {loss_of_outputs(inputs)}"
             )
         return out
 
@@ -312,4 +312,4 @@ class _LossOfModel(nn.Module):
         self.model, self.loss = model, loss
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.loss.of_model(self.model, batch)
+        return self.loss.of_model(self.model, batch.given)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from lowland.batches import Inputs
 from lowland.errors import InputError
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -112,12 +111,3 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def arguments(inputs: Inputs) -> tuple[tuple, dict]:
-    """The inputs of a batch as arguments and keyword arguments of the model."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    return (inputs,), {}

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from lowland.batches import Inputs
+from lowland.batches import Inputs, arguments
 from lowland.errors import InputError
 from lowland.problem.checks import check_tensors
 from lowland.problem.model import (
-    arguments,
     constant,
     copied_bytes,
     copy_of,
@@ -72,6 +71,7 @@ class Network:
         model = unwrap(model)
         self._which, self._asked, self._memory = which, dtype, memory
         self._written_in = written_in or precisions(model)
+        self.notes: set[str] = set()  # what of the model is switched off while it is measured
         self._held: _Held | None = None
         self._model, self._source = model, model
         self._copied_at: Hashable = None  # the state of the source
@@ -207,7 +207,7 @@ class Network:
         self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
     ) -> Any:
         """What the model returns, unchanged, for the inputs and more arguments by name."""
-        args, kwargs = arguments(inputs)
+        args, kwargs = arguments(self.model, inputs)
         return self.call(self.model, "", params or {}, args, {**kwargs, **more})
 
     def _precision(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
@@ -290,7 +290,7 @@ class Network:
                     if packing:
                         keeping = saved_tensors_hooks(self.stored.pack, self.stored.unpack)
                 try:
-                    with keeping, plain_operations(model):
+                    with keeping, plain_operations(model, self.notes):
                         yield
                 finally:
                     self._held = None

@@ -1,7 +1,8 @@
 """The one thing every room works on: a model, a per-sample loss, and data."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from lowland.distributed import ranks
 from lowland.errors import InputError
 from lowland.losses import Loss, LossLike, resolve
 from lowland.problem.checks import check_gradients, check_loss, check_model, check_tensors
-from lowland.problem.conventions import as_the_model_has_it
+from lowland.problem.conventions import as_the_model_has_it, form_of_targets, of_any_outputs
 from lowland.problem.evaluation import BATCH, Evaluation
 from lowland.problem.model import unwrap
 from lowland.problem.network import Network
@@ -28,13 +29,17 @@ class Problem(Evaluation):
             torch loss module, a callable ``(outputs, targets) -> (N,)``, or
             :class:`lowland.ModelLoss` of a callable ``(model, batch) -> (N,)``. Cross-entropy of a
             language model of Transformers, with its tokens as labels, is that of the next token.
+            Outputs and targets of a callable may be tuples or dicts; what needs a tensor of them
+            (the GGN, the duality) then does not apply.
         train: ``(inputs, targets)`` as tensors or arrays, a ``Dataset`` or what looks like one, a
             list of samples or batches, a ``DataLoader`` or any iterable of batches. Inputs may be a
-            tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``; targets under
-            ``"labels"``, as Transformers has it). A loss that runs the model itself can do with
-            inputs alone. Tensors that are mapped from a file stay so. What a loader gives is kept
-            while it fits half of ``memory``; otherwise it is read again on each pass. A stream (an
-            ``IterableDataset``, a generator) is read once; ``notes`` say how much of it was taken.
+            tensor, a tuple (``model(*inputs)``) or a dict. A dict goes in by name, or as it is if
+            the model takes one argument of another name; its targets are under ``"labels"``, as
+            Transformers has it, whose encoder-decoders get them as well. A loss that runs the
+            model itself can do with inputs alone. Tensors that are mapped from a file stay so.
+            What a loader gives is kept while it fits half of ``memory``; otherwise it is read again
+            on each pass. A stream (an ``IterableDataset``, a generator) is read once; ``notes`` say
+            how much of it was taken.
         test: the same for unseen data; measures that need it say so when it is missing.
         batch_size: how many samples go through the model at once, at most; by default, as many
             as is quick for the work at hand.
@@ -103,7 +108,7 @@ class Problem(Evaluation):
             size = batch_size or BATCH
             held = memory // 2  # of both
             asked = resolve(loss)
-            how: Any = {"samples": samples, "targetless": asked.needs_model}
+            how: Any = {"samples": samples, "targets": form_of_targets(network.model, asked)}
             first = Batches(train, "train", size, held=held, **how)
             held -= first.held_bytes
             second = None if test is None else Batches(test, "test", size, held=held, **how)
@@ -191,7 +196,7 @@ class Problem(Evaluation):
 
     def _resolved(self) -> Loss:
         """The loss for this model and all of its training data, also where this is a subset."""
-        resolved = as_the_model_has_it(self, self._asked)
+        resolved = of_any_outputs(self, as_the_model_has_it(self, self._asked))
         return resolved.on(self.whole.train.targets) if resolved.weighted else resolved
 
     @property
@@ -298,3 +303,25 @@ class Problem(Evaluation):
     def whole(self) -> "Problem":
         """The problem with all training samples, which this one is a subset of or the same as."""
         return self if self._whole is None else self._whole
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def of_a_problem(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Run a public function with gradients on; an error if its first argument is no problem."""
+
+    @wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for given in args[:1] or (kwargs[name] for name in kwargs if name == "problem"):
+            if not isinstance(given, Problem):
+                raise InputError(
+                    f"{function.__name__} takes a lowland.Problem; got {type(given).__name__}; "
+                    "make one of model, loss and data: "
+                    "ll.Problem(model, 'cross_entropy', train=(inputs, targets))"
+                )
+        with differentiating():
+            return function(*args, **kwargs)
+
+    return checked

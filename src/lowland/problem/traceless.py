@@ -24,6 +24,10 @@ from lowland.problem.state import OF_MODULES
 ONE_AT_A_TIME = threading.RLock()
 if hasattr(os, "register_at_fork"):  # a forked process has none of the threads that may hold it
     os.register_at_fork(after_in_child=ONE_AT_A_TIME._at_fork_reinit)  # type: ignore[attr-defined]
+_AUTOCAST = (
+    "The model's forward pass asks for autocast, which is off while it is measured: second "
+    "derivatives need the digits that autocast rounds away."
+)
 
 
 @contextlib.contextmanager
@@ -102,43 +106,61 @@ def _put_back(now: dict, before: dict) -> None:
 
 
 @contextlib.contextmanager
-def plain_operations(model: nn.Module) -> Iterator[None]:
+def plain_operations(model: nn.Module, notes: set[str]) -> Iterator[None]:
     """Run the model by operations that can be differentiated twice, and read in the graph.
 
     Fused attention and the fused LSTM have no second derivative, nor have sparse gradients of
     embeddings. Activation checkpointing runs parts of the model again while it is differentiated,
     when other weights stand in it. What torch.compile made of parts of the model or of functions in
     it cannot be differentiated twice either, and runs as it was written. Where vmap has no rule for
-    an operation, it warns of the time that this takes: our plans count it. Use it inside of
-    :func:`modules_kept`.
+    an operation, it warns of the time that this takes: our plans count it. Autocast rounds to three
+    digits; in the forward pass it does nothing, and ``notes`` say so. Use it inside of
+    :func:`modules_kept` and :func:`differentiating`.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse = False
     fused, mkldnn = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
-    names = {"_checkpoint_without_reentrant_generator": _once, "CheckpointFunction": _NoCheckpoint}
-    before = {name: getattr(torch.utils.checkpoint, name) for name in names}
+    replaced: list[tuple[Any, str, Any]] = [
+        (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _once),
+        (torch.utils.checkpoint, "CheckpointFunction", _NoCheckpoint),
+        (torch, "set_autocast_enabled", _no_autocast(notes)),
+    ]
+    before = [getattr(module, name) for module, name, _ in replaced]
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         if any(isinstance(module, nn.LSTM) for module in model.modules()):
             torch.backends.mkldnn.set_flags(_enabled=False)
-        for name, plain in names.items():
-            setattr(torch.utils.checkpoint, name, plain)
+        for module, name, plain in replaced:
+            setattr(module, name, plain)
         with sdpa_kernel(SDPBackend.MATH), _uncompiled():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
         torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined] # the default
         torch.backends.mkldnn.set_flags(_enabled=mkldnn)
-        for name, value in before.items():
-            setattr(torch.utils.checkpoint, name, value)
+        for (module, name, _), value in zip(replaced, before, strict=True):
+            setattr(module, name, value)
 
 
 def _uncompiled() -> contextlib.AbstractContextManager:
     if "torch._dynamo" not in sys.modules:  # slow to import, and nothing is compiled without it
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
+
+
+def _no_autocast(notes: set[str]) -> Callable[..., None]:
+    """In place of torch's switch of autocast: it stays off in this thread, and is noted."""
+    own, switch = threading.get_ident(), torch.set_autocast_enabled
+
+    def set_autocast_enabled(*args: Any) -> None:
+        if threading.get_ident() != own:
+            switch(*args)
+        elif args[-1]:
+            notes.add(_AUTOCAST)
+
+    return set_autocast_enabled
 
 
 def _once(*args: Any, **kwargs: Any) -> Iterator[None]:
