@@ -7,6 +7,7 @@ from lowland.errors import InputError
 from lowland.studies.evidence import Runs
 from lowland.sweep import Grid, Store, Trial, run, trials
 from lowland.sweep.keys import key
+from lowland.sweep.source import digest
 from lowland.sweep.trial import run_of
 
 MODULE = """
@@ -56,10 +57,8 @@ def test_a_changed_function_is_another_run(module, tmp_path, monkeypatch):
     grid = trials(f"{module}:trial", width=2)
     before = key(next(iter(grid)))
     assert before != key(Trial(f"{module}:trial", (("width", 3),)))
-    (tmp_path / f"{module}.py").write_text(MODULE + "# changed\n")
-    from lowland.sweep import keys
-
-    keys._users_code.cache_clear()
+    (tmp_path / f"{module}.py").write_text(MODULE + "changed = True\n")
+    digest.cache_clear()
     assert key(next(iter(grid))) != before
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lowland.errors import InputError
 from lowland.sweep.executors import Serial, WorkerDied, opened
-from lowland.sweep.keys import code_digest, key, training_key
+from lowland.sweep.keys import key, source_of, sweep_key, training_key
 from lowland.sweep.lock import RunLock
 from lowland.sweep.plan import document, planned, stacks_of
 from lowland.sweep.store import Store
@@ -147,11 +147,11 @@ def _check(runs: Collection[Run]) -> None:
 
 def _check_code(run: dict[str, Any]) -> None:
     """Raise if the worker that did a run has other source code than we have."""
-    theirs = run["code"]["source"]
-    if theirs != code_digest():
+    theirs, ours = run["code"]["source"], source_of(run["configuration"])
+    if theirs != ours:
         raise InputError(
-            f"a worker has another Lowland (source {theirs}) than this process (source "
-            f"{code_digest()}), so its numbers are not ours; install the same one for the workers"
+            f"a worker has other code (source {theirs}) than this process (source {ours}), so its "
+            "numbers are not ours; give the workers the same Lowland and the same files of yours"
         )
 
 
@@ -340,7 +340,8 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
         if plan is None:
             sweeps.append({"sweep": name, "unreadable": True})
             continue
-        if store.plan(name).get("source") != code_digest():
+        runs = [single for stack in plan for single in stack]
+        if not all(source_of(single.to_dict()) for single in runs) or name != sweep_key(runs):
             continue
         stacks = [_PlannedStack(store, stack) for stack in plan]
         keys = [k for stack in stacks for k in stack.keys]
