@@ -47,7 +47,7 @@ pictures: $(VENV)/.data
 # The reference models that a report ranks measures among; a quarter of an hour.
 .PHONY: zoo
 zoo: $(VENV)/.data
-	$(BIN)/python -m lowland.studies.zoo zoo
+	$(BIN)/python -m lowland_studies.zoo zoo
 
 # Peers live in an environment of their own: they must not move what the tests are run with.
 BENCH := .bench-venv

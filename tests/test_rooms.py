@@ -215,12 +215,12 @@ def test_what_shows_and_what_starts_imports_no_torch():
     code = """if True:
         import sys
         for name in ("lowland", "lowland.cli", "lowland.cli.verbs", "lowland.cli.making",
-                     "lowland.cli.reproducing", "lowland.errors", "lowland.atomic",
+                     "lowland.errors", "lowland.atomic",
                      "lowland.findings", "lowland.report", "lowland.results",
                      "lowland.comparison"):
             __import__(name)
             assert "torch" not in sys.modules, name
-            if name == "lowland.cli.reproducing":
+            if name == "lowland.cli.making":
                 assert "numpy" not in sys.modules, name
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

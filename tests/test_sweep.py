@@ -407,6 +407,27 @@ def test_the_file_of_a_users_optimiser_is_part_of_the_key(tmp_path, monkeypatch)
     assert len(seen) == 2
 
 
+def test_details_are_functions_that_add_to_the_record_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_details.py").write_text(
+        "def norm(record):\n"
+        "    weight = record.subject.model[1].weight\n"
+        "    return record.adding({'first_norm': float(weight.norm())})\n\n\n"
+        "def nothing(record):\n    return 1\n"
+    )
+    grid = Grid(**SMALL, details=[["my_details:norm"], ["my_details:nothing"]])
+    summary = sweep(grid, tmp_path / "store", executor="serial")
+    good, bad = (Store(tmp_path / "store").read(key(single)) for single in grid)
+    assert good["results"]["first_norm"] > 0
+    assert good["results"]["training"] == bad["results"]["training"]
+    assert list(summary.failed) == [bad["key"]]
+    assert "details my_details:nothing returned int; expected the record" in bad["reason"]
+    with pytest.raises(InputError, match="details must be a list of different names as pkg.module"):
+        Configuration(details=["stress"])
+    with pytest.raises(InputError, match="details my_details:norms: my_details has no"):
+        sweep(Grid(**SMALL, details=["my_details:norms"]), tmp_path / "store")
+
+
 def test_a_sweep_may_vary_schedule_and_average_within_a_stack(tmp_path):
     grid = Grid(
         data="xor",

@@ -41,7 +41,7 @@ def _run() -> None:
     # Late: an interrupt while this is imported is one, too.
     from cyclopts import CycloptsError
 
-    from lowland.cli import making, picturing, reproducing, verbs  # noqa: F401  (they join the app)
+    from lowland.cli import making, others, picturing, verbs  # noqa: F401  (they join the app)
     from lowland.cli.app import app
 
     try:

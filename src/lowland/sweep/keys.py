@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from lowland.errors import InputError
@@ -14,12 +14,13 @@ from lowland.usercode import imported
 # Where a run begins, beside the user's own modules.
 _BEGINS = ("lowland.sweep.perform",)
 _TRAINING_BEGINS = ("lowland.experiment.subject", "lowland.training")
-_USERS = ("data", "network", "loss", "optimizer")  # settings that may name a function
+_USERS = ("data", "network", "loss", "optimizer", "details")  # they may name functions
 
 
 def key(run: Run) -> str:
     """Return the name of a run: another one after a change of any setting, or of code it runs."""
-    return key_of({**run.to_dict(), "source": _source(run, _BEGINS)})
+    settings = run.to_dict()
+    return key_of({**settings, "source": _source(settings, _BEGINS)})
 
 
 def training_key(run: Run) -> str:
@@ -29,7 +30,8 @@ def training_key(run: Run) -> str:
     """
     if isinstance(run, Trial):
         return key(run)
-    return key_of({**run.training(), "source": _source(run, _TRAINING_BEGINS)})
+    settings = run.training()
+    return key_of({**settings, "source": _source(settings, _TRAINING_BEGINS)})
 
 
 def sweep_key(runs: Collection[Run]) -> str:
@@ -51,24 +53,26 @@ def is_current(run: Mapping[str, Any]) -> bool | None:
     return None if now is None else (run.get("code") or {}).get("source") == now
 
 
-def _source(run: Run, begins: tuple[str, ...]) -> str:
+def _source(settings: Mapping[str, Any], begins: tuple[str, ...]) -> str:
     """Return the digest of what a run imports; an error names a function that is not here."""
-    settings = run.to_dict()
-    for name, path in _users(settings).items():
+    for name, path in _functions(settings):
         imported(path, name)
     return str(digest(_roots(settings, begins)))
 
 
 def _roots(settings: Mapping[str, Any], begins: tuple[str, ...]) -> frozenset[str]:
     """Return the modules that a run begins with; a trial begins with its function alone."""
-    users = (path.partition(":")[0] for path in _users(settings).values())
-    return frozenset(users) if "function" in settings else frozenset([*begins, *users])
+    users = [path.partition(":")[0] for _, path in _functions(settings)]
+    return frozenset(users if "function" in settings else [*begins, *users])
 
 
-def _users(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the functions that settings name, as ``pkg.module:name``."""
-    names = ("function",) if "function" in settings else _USERS
-    return {n: settings[n] for n in names if ":" in str(settings.get(n, ""))}
+def _functions(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the user's functions that settings name as ``pkg.module:name``, with the setting."""
+    for name in ("function",) if "function" in settings else _USERS:
+        value = settings.get(name) or ""
+        for path in [value] if isinstance(value, str) else value:
+            if ":" in path:
+                yield name, path
 
 
 def key_of(document: Mapping[str, Any]) -> str:
