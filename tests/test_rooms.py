@@ -36,7 +36,6 @@ FLOORS = (
     ("analysis",),
     ("experiment",),
     ("sweep",),
-    ("studies",),
     ("integrations",),
     ("cli",),
 )
@@ -169,6 +168,21 @@ def test_the_rule_has_teeth(room, text):
 )
 def test_the_rule_lets_pass(room, text):
     assert faults(room, text, f"lowland.{room}") == []
+
+
+def test_the_library_imports_nothing_of_the_studies():
+    """They are a distribution of their own: it has them from an entry point alone."""
+    named = {"lowland_studies", "lowland-studies"}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                is_code = isinstance(node, ast.Call) and "import" in ast.unparse(node.func)
+                names = [ast.unparse(arg).strip("'") for arg in node.args] if is_code else []
+            assert not [n for n in names if n.partition(".")[0] in named], file
 
 
 def test_no_drawers_for_odds_and_ends():

@@ -412,7 +412,7 @@ def test_details_are_functions_that_add_to_the_record_of_a_run(tmp_path, monkeyp
     (tmp_path / "my_details.py").write_text(
         "def norm(record):\n"
         "    weight = record.subject.model[1].weight\n"
-        "    return record.adding({'first_norm': float(weight.norm())})\n\n\n"
+        "    return record.adding({'first_norm': float(weight.detach().norm())})\n\n\n"
         "def nothing(record):\n    return 1\n"
     )
     grid = Grid(**SMALL, details=[["my_details:norm"], ["my_details:nothing"]])

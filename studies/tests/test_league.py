@@ -11,9 +11,11 @@ from scipy import stats
 
 from lowland.errors import InputError
 from lowland.experiment import Configuration
+from lowland.experiment.recording import recorded
 from lowland.experiment.subject import Subject
 from lowland.measures import registered
 from lowland.sweep import Grid, run
+from lowland.training import train
 from lowland_studies import find, outcomes, page, reproduce
 from lowland_studies.details import halves
 from lowland_studies.evidence import Runs
@@ -101,9 +103,11 @@ def test_it_is_found_by_name_and_read_without_torch():
 
 
 def test_halves_of_the_test_data_by_hand():
-    subject = Subject.of(Configuration(data="digits", per_class=5, network="64-8-10"))
+    configuration = Configuration(data="digits", per_class=5, network="64-8-10", max_epochs=1)
+    subject = Subject.of(configuration)
+    training = train(subject.model, subject.train, subject.settings)
     X, y = subject.test
-    numbers = halves(subject)
+    numbers = halves(recorded(configuration, subject, training)).numbers
     wrong = (subject.model(X).argmax(1) != y).double()
     first, second = [], []
     for label in range(10):  # alternately, and on with the next class where the last one ended

@@ -1,5 +1,6 @@
 """Verbs that other distributions bring, by entry points of the group ``lowland.verbs``."""
 
+import functools
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -15,6 +16,15 @@ _ELSEWHERE = {"reproduce": "lowland-studies"}
 _Anything = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
 
 
+@functools.cache  # verbs join once
+def join() -> None:
+    """Add the verbs that are installed; one that is not says what to install."""
+    verbs = {name: _missing(name, distribution) for name, distribution in _ELSEWHERE.items()}
+    verbs |= {point.name: point.load() for point in entry_points(group="lowland.verbs")}
+    for name, verb in verbs.items():
+        app.command(verb, name=name)
+
+
 def _missing(verb: str, distribution: str) -> Callable[..., None]:
     """Return a verb that says what to install."""
 
@@ -26,10 +36,3 @@ def _missing(verb: str, distribution: str) -> Callable[..., None]:
 
     refuse.__doc__ = f"Needs the distribution {distribution}."
     return refuse
-
-
-for _name, _verb in {
-    **{name: _missing(name, distribution) for name, distribution in _ELSEWHERE.items()},
-    **{point.name: point.load() for point in entry_points(group="lowland.verbs")},
-}.items():
-    app.command(_verb, name=_name)
