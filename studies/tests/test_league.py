@@ -238,7 +238,7 @@ def test_the_study_has_a_table_and_a_page(store, tmp_path):
     assert "8 networks on digits, all trained to a loss of 0.1" in text
     assert "| Path norm | " in text
     assert "| Hessian trace&ensp;⚠ | " in text
-    assert "(league-table.html)" in text
+    assert "`league-table.html`" in text
     assert "The larger the path norm, the larger the gap." in text
 
 

@@ -36,6 +36,7 @@ _STYLE: Any = {
     "svg.hashsalt": "lowland",  # equal figures are equal files
 }
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
+_COLOURS = 64  # of a PNG, with the shades between lines and paper
 _PANEL = 3.4, 2.4  # inches, with room for a legend beside the axes
 _COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 
@@ -61,8 +62,18 @@ def draw(study: "Study", runs: Runs, folder: Path, suffix: str = "") -> list[Pat
             _draw(ax, panel, curves)
         for path in paths[:-1]:
             figure.savefig(path, dpi=200, metadata=_UNDATED[path.suffix])
+    _reduce(paths[KINDS.index("png")])
     paths[-1].write_text(_csv(drawn), encoding="utf-8")
     return paths
+
+
+def _reduce(path: Path) -> None:
+    """Give a PNG a palette: a figure has few colours, and pages are kept in a repository."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        few = image.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def _draw(ax: "Axes", panel: Panel, curves: list[Curve]) -> None:

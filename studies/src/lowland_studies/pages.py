@@ -332,8 +332,8 @@ def _facts(facts: Facts) -> str:
         "runs": f"{facts.runs}, {_either(facts.realisations)} realisations of each setting",
         "time": f"{facts.seconds:.0f} s of one process, for training and analysing its runs, "
         "which studies share",
-        "files": ", ".join(f"[{k.upper()}]({facts.file}.{k})" for k in ("svg", "csv"))
-        + f", [numbers of every run]({facts.file}-runs.csv)",
+        "files": f"[numbers of every run]({facts.file}-runs.csv); the command writes the figure as "
+        "SVG and PDF, and the numbers in it",
     }
     lines = [f"- {name}: {text}" for name, text in told.items()]
     lines += (f"- differs from the paper: {text}" for text in facts.differences)

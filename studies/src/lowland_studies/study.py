@@ -76,10 +76,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Annex:
-    """What a study has beside figure and claims: Markdown for its page, and files by their names.
-
-    A page that goes beside the Markdown is called by the name of the study and ``-table.html``.
-    """
+    """What a study has beside figure and claims: Markdown for its page, files by their names."""
 
     text: str
     files: dict[str, str]

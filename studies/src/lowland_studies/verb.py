@@ -151,7 +151,7 @@ def _write_pages(store: Path, folder: Path) -> list[Path]:
             path
             for outcome in own
             for facts in outcome.readings
-            for ending in (".png", ".svg", ".csv", "-runs.csv", "-table.html")
+            for ending in (".png", "-runs.csv")
             if (path := store / outcome.folder / f"{facts.file}{ending}").exists()
         ]
         written.append(folder / f"{paper}.md")

@@ -36,8 +36,8 @@ def told(league: League) -> str:
         "### The table",
         f"{models} networks on {data}, all trained to a loss of {league.stop_loss:g}, differing in "
         f"{varied} ({league.left_out} more did not reach it and are left out). "
-        "[On a page of its own](league-table.html) the table sorts, filters by data set and "
-        "setting, and shows the scatter behind each number; it is one file that needs no network.",
+        "The command below also writes `league-table.html`: there the table sorts, filters by data "
+        "set and setting, and shows the scatter behind each number. It needs no network.",
         _LEGEND,
         *(f"**By the {words}**\n\n{_table(league, gap)}" for gap, words in GAPS.items()),
     ]
