@@ -36,7 +36,7 @@ _STYLE: Any = {
     "svg.hashsalt": "lowland",  # equal figures are equal files
 }
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": None}
-_COLOURS = 64  # of a PNG, with the shades between lines and paper
+_COLOURS = 40  # of a PNG, with the shades between lines and paper
 _PANEL = 3.4, 2.4  # inches, with room for a legend beside the axes
 _COLUMNS = {4: 2, 7: 4, 8: 4}  # by the number of panels, where it is not three
 
