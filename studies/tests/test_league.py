@@ -26,7 +26,7 @@ from lowland_studies.league.networks import DATA_SETS, STOP, grid, quick
 from lowland_studies.league.picking import Choices
 from lowland_studies.league.table import SETTINGS, fooled, league, settings_of
 from lowland_studies.league.words import told
-from lowland_studies.study import Study
+from lowland_studies.study import Study, recording
 
 MEASURES = ["weight_norm", "trace", "path_norm", "near_zero_share", "gradient_variance"]
 MEASURES += ["pac_bayes_magnitude", "vc_dimension"]
@@ -43,8 +43,8 @@ def small():
         "max_epochs": 400,
         "measures": MEASURES,
     }
-    return Grid(**common, batch_size=5, details=["halves", "stress"]) + Grid(
-        **common, batch_size=20, details="halves"
+    return Grid(**common, batch_size=5, details=recording("halves", "stressed")) + Grid(
+        **common, batch_size=20, details=recording("halves")
     )
 
 
