@@ -81,17 +81,11 @@ def test_the_same_source_has_the_same_digest_in_every_place(package):
 
 CHANGES = [
     ("training/many.py", (True, True)),
-    ("training/descent.py", (True, True)),
     ("experiment/subject.py", (True, True)),
-    ("losses/loss.py", (True, True)),
     ("measures/trace.py", (True, False)),
     ("curvature/uses/dense.py", (True, False)),
-    ("curvature/operators.py", (True, False)),
-    ("analysis/run.py", (True, False)),
     ("sweep/perform.py", (True, False)),
     ("report/page.py", (False, False)),
-    ("cli/making.py", (False, False)),
-    ("probe/probe.py", (False, False)),
     ("sweep/store.py", (False, False)),
     ("curvature/__init__.py", (False, False)),
     ("__init__.py", (False, False)),
@@ -165,9 +159,7 @@ def test_no_function_runs_that_is_not_of_the_closure():
         if event == "call" and frame.f_code.co_name != "<module>":
             called.add(frame.f_code.co_filename)
 
-    run = Configuration(
-        data="xor", network="2-4-2", max_epochs=2, n_sharp=2, measures=("trace", "sam_sharpness")
-    )
+    run = Configuration(data="xor", network="2-4-2", max_epochs=1, n_sharp=2, measures=("trace",))
     sys.setprofile(watch)
     try:
         (finished,) = perform([run.to_dict()], [0], {}, lambda now: None)
