@@ -47,7 +47,7 @@ pictures: $(VENV)/.data
 # The reference models that a report ranks measures among; a quarter of an hour.
 .PHONY: zoo
 zoo: $(VENV)/.data
-	$(BIN)/python -m lowland.studies.zoo zoo
+	$(BIN)/python -m lowland_studies.zoo zoo
 
 # Peers live in an environment of their own: they must not move what the tests are run with.
 BENCH := .bench-venv
@@ -65,17 +65,21 @@ $(BENCH)/.peers: constraints.txt pyproject.toml benchmarks/requirements.txt
 	@$(BENCH)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt --no-deps -r benchmarks/requirements.txt
 	@touch $@
 
-# The wheel and the sdist in dist/, complete, and the wheel in an environment with nothing else.
+# Wheels and sdists in dist/, complete, and the wheels in an environment with nothing else: first the
+# library alone, then the studies beside it.
 EMPTY := .empty-venv
 
 .PHONY: package
 package: $(VENV)/.release
-	rm -rf build dist $(EMPTY)
+	rm -rf build studies/build dist $(EMPTY)
 	$(BIN)/python -m build --outdir dist >/dev/null
+	$(BIN)/python -m build --outdir dist studies >/dev/null
 	$(BIN)/python .ci/release.py
 	@$(MAKE) VENV=$(EMPTY) $(EMPTY)/.torch
-	@$(EMPTY)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt dist/*.whl
+	@$(EMPTY)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt dist/lowland-*.whl
 	$(EMPTY)/bin/python -P .ci/installed.py
+	@$(EMPTY)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt --no-deps dist/lowland_studies-*.whl
+	$(EMPTY)/bin/python -P .ci/installed.py studies
 
 # The same, and version, changelog and tag agree; see CONTRIBUTING.md.
 .PHONY: release
@@ -84,7 +88,7 @@ release: package
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) $(BENCH) $(EMPTY) build dist docs/_build docs/generated lowland-report lowland-figures zoo src/*.egg-info
+	rm -rf $(VENV) $(BENCH) $(EMPTY) build studies/build dist docs/_build docs/generated docs/reproduction lowland-report lowland-figures zoo src/*.egg-info studies/src/*.egg-info
 
 # A file in the environment stands for each thing that was installed into it. torch goes in first
 # and alone, so that no other package's requirement can choose its build.
@@ -96,7 +100,7 @@ $(VENV)/.torch: constraints.txt
 	@$(PIP) torch
 	@touch $@
 
-$(VENV)/.%: $(VENV)/.torch pyproject.toml
-	@echo "installing lowland[$*]"
-	@$(PIP) -e '.[$*]'
+$(VENV)/.%: $(VENV)/.torch pyproject.toml studies/pyproject.toml
+	@echo "installing lowland[$*] and lowland-studies"
+	@$(PIP) -e '.[$*]' -e studies
 	@touch $@

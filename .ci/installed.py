@@ -1,10 +1,12 @@
 """Lowland as ``pip install lowland`` leaves it: run by an environment with nothing else in it.
 
 Every module imports or names the extra that it needs, the default analysis works, and what needs
-an extra says so in one line.
+an extra or another distribution says so in one line. With the argument ``studies``, the wheel of
+lowland-studies is installed as well, and its verb works.
 """
 
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -27,12 +29,11 @@ def lowland(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([command, *arguments], capture_output=True, text=True)
 
 
-def import_everything() -> None:
+def import_everything(package: str = "lowland") -> None:
     """Import each module; the ones that need an extra must name one that exists."""
-    import lowland
-
+    places = importlib.import_module(package).__path__
     extras = metadata("lowland").get_all("Provides-Extra") or []
-    for module in pkgutil.walk_packages(lowland.__path__, "lowland."):
+    for module in pkgutil.walk_packages(places, f"{package}."):
         if module.name.endswith("__main__"):
             continue
         try:
@@ -69,6 +70,11 @@ def main() -> None:
     present = [name for name in OPTIONAL if find_spec(name)]
     assert not present, f"this environment is not empty: it has {', '.join(present)}"
     import_everything()
+    assert find_spec("lowland_studies") is None
+    done = lowland("reproduce", "feng-tu:fig3", "--quick", "--json")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done
+    assert "pip install lowland-studies" in done.stderr, done.stderr
+    print(done.stderr, end="")
 
     done = lowland("analyze", "--out", "report")
     assert done.returncode == 0, done.stderr
@@ -92,7 +98,18 @@ def main() -> None:
     print(f"lowland --help {seconds(command, '--help'):.2f} s")
 
 
+def studies() -> None:
+    """Try the studies, in the current directory: some runs of a study, drawn and judged."""
+    import_everything("lowland_studies")
+    listed = json.loads(lowland("reproduce", "--json").stdout)
+    assert "feng-tu:fig3" in [study["name"] for study in listed]
+    done = lowland("reproduce", "reparametrisation", "--quick", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    verdicts = [claim["findings"] for claim in json.loads(done.stdout)["studies"][0]["claims"]]
+    print(f"{len(listed)} studies; the quick version of one has {len(verdicts)} claims judged")
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        main()
+        studies() if sys.argv[1:] == ["studies"] else main()

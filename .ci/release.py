@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
-LEFT_OUT = re.compile(r"docs/reproduction/.*\.(pdf|svg|png|csv)")  # by MANIFEST.in
+LEFT_OUT = re.compile(r"studies/published/.*\.(svg|png|csv|html)")  # by MANIFEST.in
 
 
 def agreement(version: str, changelog: str, tags: list[str], changed: str) -> list[str]:
@@ -37,26 +37,39 @@ def agreement(version: str, changelog: str, tags: list[str], changed: str) -> li
     return todo
 
 
+def shipped(name: str, version: str, tracked: list[str], wheel: list[str]) -> list[str]:
+    """Return what the wheel of a package lacks or has too much, as sentences."""
+    inside = re.compile(rf"(?:studies/)?src/({name}/.*)")
+    package = {found[1] for file in tracked if (found := inside.fullmatch(file))}
+    metadata = f"{name}-{version}.dist-info/"
+    packed = {file for file in wheel if not file.startswith(metadata)}
+    todo = _told(
+        {
+            "the wheel lacks": package - packed,
+            "the wheel has what git does not track:": packed - package,
+        }
+    )
+    if not any(file.endswith("licenses/LICENSE") for file in wheel):
+        todo.append("the wheel has no licence")
+    return todo
+
+
 def completeness(version: str, tracked: list[str], wheel: list[str], sdist: list[str]) -> list[str]:
     """What the built files lack or have too much, as sentences; the arguments are file names."""
-    package = {name.removeprefix("src/") for name in tracked if name.startswith("src/lowland/")}
-    metadata = f"lowland-{version}.dist-info/"
-    shipped = {name for name in wheel if not name.startswith(metadata)}
     sources = {name for name in tracked if not LEFT_OUT.fullmatch(name)}
     packed = {name.partition("/")[2] for name in sdist}
     made = re.compile(r"PKG-INFO|setup\.cfg|src/lowland\.egg-info/.*")
     comparisons = {
-        "the wheel lacks": package - shipped,
-        "the wheel has what git does not track:": shipped - package,
         "the sdist lacks": sources - packed,
         "the sdist has what git does not track:": {
             name for name in packed - sources if not made.fullmatch(name)
         },
     }
-    todo = [f"{what} {', '.join(sorted(names))}" for what, names in comparisons.items() if names]
-    if f"{metadata}licenses/LICENSE" not in wheel:
-        todo.append("the wheel has no licence")
-    return todo
+    return shipped("lowland", version, tracked, wheel) + _told(comparisons)
+
+
+def _told(comparisons: dict[str, set[str]]) -> list[str]:
+    return [f"{what} {', '.join(sorted(names))}" for what, names in comparisons.items() if names]
 
 
 def git(*arguments: str) -> str:
@@ -69,18 +82,24 @@ def main(stage: str = "") -> None:
     """Look at dist/, and at the commit for a release; ends with what is left to do, if anything."""
     source = (ROOT / "src/lowland/__init__.py").read_text("utf-8")
     [number] = re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE)
-    with zipfile.ZipFile(ROOT / f"dist/lowland-{number}-py3-none-any.whl") as archive:
-        wheel = archive.namelist()
+    wheels = {}
+    for name in ("lowland", "lowland_studies"):  # they have one version
+        with zipfile.ZipFile(ROOT / f"dist/{name}-{number}-py3-none-any.whl") as archive:
+            wheels[name] = archive.namelist()
     with tarfile.open(ROOT / f"dist/lowland-{number}.tar.gz") as archive:
         sdist = [member.name for member in archive if member.isfile()]
-    todo = completeness(number, git("ls-files").splitlines(), wheel, sdist)
+    tracked = git("ls-files").splitlines()
+    todo = completeness(number, tracked, wheels["lowland"], sdist)
+    beside = shipped("lowland_studies", number, tracked, wheels["lowland_studies"])
+    todo += [f"of lowland-studies: {what}" for what in beside]
     if stage == "release":
         changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
         tags = git("tag", "--points-at", "HEAD").split()
         todo += agreement(number, changelog, tags, git("diff", "--name-only", "HEAD"))
     if todo:
         sys.exit("\n".join(f"lowland {number}: {what}" for what in todo))
-    print(f"lowland {number}: {len(wheel)} files in the wheel, {len(sdist)} in the sdist; complete")
+    counts = " and ".join(f"{len(wheel)} in the wheel of {name}" for name, wheel in wheels.items())
+    print(f"lowland {number}: {counts}, {len(sdist)} files in the sdist; complete")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lowland as ll
-from lowland.studies.residual import wrn_10_1
+from lowland_studies.residual import wrn_10_1
 
 
 def row(name, model, data, size, steps, measures):

@@ -1,5 +1,6 @@
 """Sphinx settings. Nothing here reaches for the network: no inventories, no fonts, no scripts."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import gallery
 import mathml
 
 import lowland
+
+# The pages of the studies lie beside these, and are a part of this site.
+DOCS = Path(__file__).parent
+shutil.rmtree(DOCS / "reproduction", ignore_errors=True)
+shutil.copytree(DOCS.parent / "studies" / "published", DOCS / "reproduction")
 
 project = "Lowland"
 author = "The Lowland authors"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lowland.sweep.keys import code_digest, key_of
+from lowland.sweep.keys import key_of, source_of
 from lowland.sweep.store import Store
 
 FILES = {
@@ -30,7 +30,7 @@ def run_of(i: int, **more: Any) -> dict[str, Any]:
         "reason": None,
         "results": {"loss": 0.1 * i, "fits": True},
         "seconds": 1.5,
-        "code": {"lowland": "0", "source": code_digest()},
+        "code": {"lowland": "0", "source": source_of({})},
         **more,
     }
 

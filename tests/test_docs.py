@@ -128,12 +128,6 @@ def test_making_page_runs(desk):
     assert "Grid(5 runs over learning_rate, seed)" in done.stdout
 
 
-def test_the_study_of_your_own_runs(desk):
-    printed = follow(DOCS / "reproduction" / "index.md", desk, "python")
-    assert re.search(r"Finding\(effect=-?\d.*4 seeds", printed)
-    assert (desk / "runs/studies/mine-rates/mine-rates.svg").is_file()
-
-
 def test_making_page_shows_a_grid_of_80_runs(desk):
     ((_, text),) = blocks(DOCS / "making.md", "toml")
     (desk / "grid.toml").write_text(text)
@@ -348,7 +342,7 @@ def test_readme_begins_with_the_two_commands():
 
 SHIPPED = [*PAGES, *sorted(DOCS.glob("*.py")), ROOT / "Makefile"]
 SHIPPED += sorted((ROOT / ".ci").iterdir())
-SHIPPED += [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+SHIPPED += [ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "studies/pyproject.toml"]
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)

@@ -166,13 +166,13 @@ def test_kill_9_of_a_dask_worker(cwd, undisturbed):
 def test_a_worker_with_other_source_is_refused(cwd):
     shop = cwd / "shop"
     shutil.copytree(Path(lowland.__file__).parent, shop / "lowland")
-    with open(shop / "lowland" / "losses.py", "a") as source:
-        source.write("\n")
+    with open(shop / "lowland" / "losses" / "loss.py", "a") as source:
+        source.write("added = 1\n")
     with Cluster(cwd / "cluster", shop) as cluster:
         cluster.add_worker()
         done = ended(start(cwd, "grid.toml", "--out", "out", "--executor", cluster.address))
     assert done.code == 2
-    assert "a worker has another Lowland (source " in done.err.splitlines()[-1]
+    assert "a worker has other code (source " in done.err.splitlines()[-1]
     assert whole(cwd) == 0
 
 

@@ -160,7 +160,7 @@ WORDS = {
     "dropout_layers": st.sampled_from(["hidden", "first"]),
     "basis": st.sampled_from(["hessian", "ggn", "fisher"]),
     "dual": st.sampled_from(["activity", "output"]),
-    "details": st.lists(st.sampled_from(["leading_order", "reverse_pairs"]), unique=True),
+    "details": st.lists(st.sampled_from(["mine:norms", "my.own:angles"]), unique=True),
     "rescalings": st.lists(st.sampled_from(["layers", "units", "norms", "split"]), unique=True),
 }
 SOME = {

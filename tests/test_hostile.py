@@ -26,8 +26,10 @@ from lowland.findings.encoding import decode
 from lowland.probe.records import CsvFile
 from lowland.results import Analysis, epochs_csv, load
 from lowland.sweep import Store
+from lowland.sweep.keys import key_here
+from lowland.sweep.trial import run_of as as_run
 from lowland.training.compiled import library
-from stores import put, run_of, seal
+from stores import FILES, put, run_of, seal
 
 FEW, MANY = 25, 1500
 
@@ -135,19 +137,17 @@ LOOKS = (
 
 def foreign_store(folder: Path) -> Store:
     """A store whose runs and plans name code that lies beside it."""
-    from lowland.sweep.keys import code_digest
-
     (folder / "evil.py").write_text(MARKER)
     store = Store(folder / "store", create=True)
     configuration = {"network": "evil:model", "data": "evil:data", "seed": 0}
-    code = {"lowland": "0", "source": code_digest(), "users": {"network": "0" * 16}}
     for i in range(3):
-        put(store, i, configuration=configuration, code=code)
+        put(store, i, configuration=configuration)
     runs = [[configuration], [{"function": "evil:model", "seed": 0}]]
-    keys = [[run_of(0)["key"]], [run_of(7)["key"]]]
+    with contextlib.chdir(folder):  # as the command is started there
+        keys = [[key_here(as_run(run)) for run in stack] for stack in runs]
+    store.write(keys[0][0], run_of(0, key=keys[0][0], configuration=configuration), FILES)
     for name, more in (("a", {}), ("b", {"keys": keys})):
-        plan = {"source": code_digest(), "runs": 2, "stacks": runs, **more}
-        store.remember(name, plan)
+        store.remember(name, {"runs": 2, "stacks": runs, **more})
     return store
 
 
@@ -165,7 +165,7 @@ def test_a_look_at_a_store_imports_nothing_that_it_names(tmp_path, args):
 
 def test_a_store_with_anything_in_place_of_anything(tmp_path):
     store = foreign_store(tmp_path)
-    key = run_of(0)["key"]
+    key = json.loads((tmp_path / "store/plans/b.json").read_text())["keys"][0][0]
     run, plan = store.path(key) / "run.json", tmp_path / "store/plans/b.json"
     pulse = tmp_path / "store/locks" / f"{key}.json"
     mark = tmp_path / "store/lowland-store.json"

@@ -37,7 +37,6 @@ FLOORS = (
     ("analysis",),
     ("experiment",),
     ("sweep",),
-    ("studies",),
     ("integrations",),
     ("cli",),
 )
@@ -174,6 +173,21 @@ def test_the_rule_lets_pass(room, text):
     assert faults(room, text, f"lowland.{room}") == []
 
 
+def test_the_library_imports_nothing_of_the_studies():
+    """They are a distribution of their own: it has them from an entry point alone."""
+    named = {"lowland_studies", "lowland-studies"}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                is_code = isinstance(node, ast.Call) and "import" in ast.unparse(node.func)
+                names = [ast.unparse(arg).strip("'") for arg in node.args] if is_code else []
+            assert not [n for n in names if n.partition(".")[0] in named], file
+
+
 def test_no_drawers_for_odds_and_ends():
     odds = {"util", "utils", "helper", "helpers", "common", "misc"}
     assert not [f for f in [*FILES, *(f.parent for f in FILES)] if f.stem in odds]
@@ -218,12 +232,12 @@ def test_what_shows_and_what_starts_imports_no_torch():
     code = """if True:
         import sys
         for name in ("lowland", "lowland.cli", "lowland.cli.verbs", "lowland.cli.making",
-                     "lowland.cli.reproducing", "lowland.errors", "lowland.atomic",
+                     "lowland.errors", "lowland.atomic",
                      "lowland.findings", "lowland.report", "lowland.results",
                      "lowland.comparison"):
             __import__(name)
             assert "torch" not in sys.modules, name
-            if name == "lowland.cli.reproducing":
+            if name == "lowland.cli.making":
                 assert "numpy" not in sys.modules, name
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowland import InputError
-from lowland.sweep.keys import code_digest, key_of
+from lowland.sweep.keys import key_of, source_of
 from lowland.sweep.store import Store
 from stores import FILES, NAMES, content, keys, names, put, run_of
 
@@ -351,7 +351,7 @@ def test_rows_are_flat_and_have_the_same_columns(store):
         "loss": 0.0,
         "fits": True,
         "seconds": 1.5,
-        "code": code_digest(),
+        "code": source_of({}),
         "current": True,
     }
     assert second == {
@@ -362,7 +362,7 @@ def test_rows_are_flat_and_have_the_same_columns(store):
         "epochs": 7,
         "results.i": 5,
         "reason": "diverged",
-        "code": code_digest(),
+        "code": source_of({}),
         "current": True,
     }
 
@@ -396,25 +396,26 @@ def test_the_table_and_its_files(store, tmp_path):
 
 
 def test_rows_of_other_code_are_told_apart_and_left_out_of_the_table(store, tmp_path, monkeypatch):
-    """Of another Lowland, and of a user's file: as it is now, as it was, and one that is gone."""
+    """Of the code that is here, of other code, of none, and of a user's file that is gone."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mypackage").mkdir()
     (tmp_path / "mypackage" / "nets.py").write_text("raise AssertionError('imported')")
-    digest = hashlib.sha256(b"raise AssertionError('imported')").hexdigest()[:16]
-    own = code_digest()
-    cases: list[tuple[dict[str, Any], str | None, bool | None]] = [
-        ({"source": own}, own, True),
-        ({"source": "0" * 16}, "0" * 16, False),
-        ({"lowland": "0"}, None, False),
-        ({"source": own, "users": {"network": digest}}, f"{own}+{digest}", True),
-        ({"source": own, "users": {"network": "1" * 16}}, f"{own}+{'1' * 16}", False),
-        ({"source": own, "users": {"loss": digest}}, f"{own}+{digest}", None),
+    here = {"network": "mypackage.nets:build"}
+    gone = {**here, "loss": "gone.losses:loss"}
+    own = source_of(here)
+    cases: list[tuple[dict[str, str], dict[str, Any], bool | None]] = [
+        ({}, {"source": source_of({})}, True),
+        ({}, {"source": own}, False),
+        (here, {"source": own}, True),
+        (here, {"source": "0" * 16}, False),
+        (here, {"lowland": "0"}, False),
+        (gone, {"source": own}, None),
     ]
-    settings = {"network": "mypackage.nets:build", "loss": "gone.losses:loss"}
-    for i, (code, _, _) in enumerate(cases):
+    for i, (settings, code, _) in enumerate(cases):
         put(store, i, configuration={"i": i, **settings}, code=code, results={f"r{i}": i})
     rows = sorted(store.rows(), key=lambda row: row["i"])
-    assert [(row["code"], row["current"]) for row in rows] == [case[1:] for case in cases]
+    told = [(code.get("source"), current) for _, code, current in cases]
+    assert [(row["code"], row["current"]) for row in rows] == told
     current = {i for i, case in enumerate(cases) if case[2] is not False}
     assert set(store.table()["i"]) == current
     assert {f"r{i}" for i in range(6)} & set(store.table().columns) == {f"r{i}" for i in current}

@@ -1,7 +1,6 @@
 """Sweeps as a user runs them, and what they find."""
 
 import csv
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -20,8 +19,9 @@ from lowland.experiment.subject import Subject
 from lowland.results import FILES
 from lowland.sweep import Configuration, Grid, Store, perform
 from lowland.sweep import run as sweep
-from lowland.sweep.keys import key, training_key, users_code
+from lowland.sweep.keys import key, training_key
 from lowland.sweep.plan import stacks_of
+from lowland.sweep.source import digest
 from lowland.training import mlp, train
 
 SMALL = {"data": "xor", "network": "2-4-3-2", "max_epochs": 3, "stop_loss": 0.01, "n_sharp": 2}
@@ -441,13 +441,34 @@ def test_train_takes_schedules_averages_and_an_optimiser_of_the_user(tmp_path):
 
 
 def test_the_file_of_a_users_optimiser_is_part_of_the_key(tmp_path, monkeypatch):
-    (tmp_path / "my_steps.py").write_text("def make(model, settings): ...\n")
     monkeypatch.chdir(tmp_path)
-    assert users_code(Configuration(optimizer="sgd")) == {}
-    code = users_code(Configuration(optimizer="my_steps:make"))
-    assert code == {
-        "optimizer": hashlib.sha256((tmp_path / "my_steps.py").read_bytes()).hexdigest()[:16]
-    }
+    seen = set()
+    for text in ("...", "...  # a comment", "return None"):
+        (tmp_path / "my_steps.py").write_text(f"def make(model, settings): {text}\n")
+        digest.cache_clear()
+        seen.add(key(Configuration(optimizer="my_steps:make")))
+    assert len(seen) == 2
+
+
+def test_details_are_functions_that_add_to_the_record_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_details.py").write_text(
+        "def norm(record):\n"
+        "    weight = record.subject.model[1].weight\n"
+        "    return record.adding({'first_norm': float(weight.detach().norm())})\n\n\n"
+        "def nothing(record):\n    return 1\n"
+    )
+    grid = Grid(**SMALL, details=[["my_details:norm"], ["my_details:nothing"]])
+    summary = sweep(grid, tmp_path / "store", executor="serial")
+    good, bad = (Store(tmp_path / "store").read(key(single)) for single in grid)
+    assert good["results"]["first_norm"] > 0
+    assert good["results"]["training"] == bad["results"]["training"]
+    assert list(summary.failed) == [bad["key"]]
+    assert "details my_details:nothing returned int; expected the record" in bad["reason"]
+    with pytest.raises(InputError, match="details must be a list of different names as pkg.module"):
+        Configuration(details=["stress"])
+    with pytest.raises(InputError, match="details my_details:norms: my_details has no"):
+        sweep(Grid(**SMALL, details=["my_details:norms"]), tmp_path / "store")
 
 
 def test_a_sweep_may_vary_schedule_and_average_within_a_stack(tmp_path):

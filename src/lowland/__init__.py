@@ -128,17 +128,17 @@ _ROOMS = {
     "rescaling": ("rescale",),
     "results": ("Analysis", "load"),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     # Rooms load when first used: importing torch takes seconds, and `lowland --help` needs none.
     if name in ("data", "optim", "sweep", "training"):  # rooms that are public as they are
         return importlib.import_module(f"lowland.{name}")
-    if name in _ROOM_OF:
-        attribute = getattr(importlib.import_module(f"lowland.{_ROOM_OF[name]}"), name)
-        globals()[name] = attribute
-        return attribute
+    for room, names in _ROOMS.items():
+        if name in names:
+            attribute = getattr(importlib.import_module(f"lowland.{room}"), name)
+            globals()[name] = attribute
+            return attribute
     raise AttributeError(f"module 'lowland' has no attribute {name!r}")
 
 

@@ -1,18 +1,14 @@
 """The user's own functions: finding them, calling them, and telling their errors from ours."""
 
-import contextlib
-import hashlib
 import importlib
 import os
 import re
 import sys
 import traceback
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from lowland.errors import InputError
-from lowland.reading import content
 from lowland.wording import suggestion
 
 # Whose frames at the end of a traceback do not make an error the user's.
@@ -28,30 +24,6 @@ def loss_named(name: str, option: str) -> Any:
         return name
     loss = imported(name, option)
     return called(name, option) if isinstance(loss, type) else loss  # torch.nn:MSELoss
-
-
-def source_digest(path: str) -> str:
-    """A mark of the file behind ``pkg.module:name``, which changes when the file does.
-
-    Nothing is imported for it. It is empty if there is no such file.
-    """
-    file = _source_file(path.partition(":")[0])
-    with contextlib.suppress(OSError):
-        return hashlib.sha256(content(Path(file))).hexdigest()[:16] if file else ""
-    return ""
-
-
-def _source_file(module: str) -> str | None:
-    if module in sys.modules:
-        return getattr(sys.modules[module], "__file__", None)
-    places: list[str] | None = [os.getcwd(), *sys.path]
-    file = None
-    for part in module.split("."):
-        spec = PathFinder.find_spec(part, places) if places else None
-        if spec is None:
-            return None
-        file, places = spec.origin, spec.submodule_search_locations
-    return file
 
 
 def imported(path: str, option: str) -> Any:

@@ -41,8 +41,11 @@ def _run() -> None:
     # Late: an interrupt while this is imported is one, too.
     from cyclopts import CycloptsError
 
-    from lowland.cli import making, picturing, reproducing, verbs  # noqa: F401  (they join the app)
+    from lowland.cli import making, picturing, verbs  # noqa: F401  (they join the app)
     from lowland.cli.app import app
+    from lowland.cli.others import join
+
+    join()
 
     try:
         app(sys.argv[1:], exit_on_error=False, print_error=False)

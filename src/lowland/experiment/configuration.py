@@ -16,7 +16,6 @@ from lowland.wording import suggestion
 # All keep the function but "outputs", which keeps its decisions.
 FACTORS = {"layers": 10.0, "units": 10.0, "norms": 10.0, "outputs": 10.0, "split": 2.0}
 # What a run can record beside the rest, for claims about single equations.
-DETAILS = ("leading_order", "reverse_pairs", "rescaled_gap", "algorithm_1", "halves", "stress")
 
 # Settings of these groups decide the trained weights; the others what is recorded of them.
 _TRAINING = ("data", "network", "training")
@@ -94,7 +93,7 @@ _LOSS = _one_of(
     other="pkg.module:function",
     form=_importable,
 )
-_DETAILS = Values(f"of {', '.join(DETAILS)}", lambda names: set(names) <= set(DETAILS))
+_FUNCTIONS = Values("as pkg.module:name", lambda names: all(":" in name for name in names))
 _RESCALINGS = Values(f"of {', '.join(FACTORS)}", lambda names: set(names) <= FACTORS.keys())
 _WITH_RADIUS = ("sam", "asam", "sam_on", "friendly_sam", "look_sam", "functional_sam")
 _OPTIMIZER = _one_of(
@@ -284,7 +283,10 @@ class Configuration:
     details: tuple[str, ...] = field(
         default=(),
         metadata=_about(
-            "sweep", "what is recorded as well, for single claims; in sweeps only", _DETAILS
+            "sweep",
+            "your functions that are given the record of a run and return it with more numbers; in "
+            "sweeps only",
+            _FUNCTIONS,
         ),
     )
 

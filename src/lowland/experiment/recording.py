@@ -9,7 +9,7 @@ from typing import Any
 from lowland.analysis import analyze
 from lowland.budget import EVERYTHING
 from lowland.dual import duality, pair
-from lowland.experiment import details
+from lowland.errors import InputError
 from lowland.experiment.configuration import FACTORS, SETTINGS, Configuration
 from lowland.experiment.subject import Subject
 from lowland.findings import Decomposition, Origin
@@ -17,6 +17,7 @@ from lowland.measures import measure
 from lowland.rescaling import rescale
 from lowland.results import Analysis
 from lowland.training import Training
+from lowland.usercode import called
 
 # Components of single pairs that are kept with a run, for comparisons; all would be megabytes.
 _COMPONENTS = 50
@@ -24,10 +25,20 @@ _COMPONENTS = 50
 
 @dataclass(frozen=True)
 class Record:
-    """The brief analysis of a trained network, and the numbers of its row in the table of runs."""
+    """What is recorded of a trained network: its analysis, and its row in the table of runs."""
 
     analysis: Analysis
     numbers: dict[str, Any]
+    configuration: Configuration
+    subject: Subject
+    training: Training
+
+    def adding(self, numbers: dict[str, Any], split: Decomposition | None = None) -> "Record":
+        """Return the record with more numbers, and maybe with more in its decomposition."""
+        analysis = self.analysis
+        if split is not None:
+            analysis = replace(analysis, results=replace(analysis.results, duality=split))
+        return replace(self, analysis=analysis, numbers=self.numbers | numbers)
 
 
 def recorded(configuration: Configuration, subject: Subject, training: Training) -> Record:
@@ -38,9 +49,7 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
     if results.duality is not None:
         split = results.duality
         numbers |= {"layer": split.layer, "layer_norm": split.weight_norm}
-        numbers |= details.of_decomposition(split) | details.activity(subject, split)
-        split, more = _detailed(configuration, subject, split)
-        numbers |= more | details.after_decay(training)
+        numbers |= of_decomposition(split)
         results = replace(results, duality=_fewer_components(split))
     numbers |= {row.name: row.value for row in results.measures}
     if len(configuration.layers) > 1:
@@ -55,35 +64,39 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
             widths=configuration.widths,
         )
         for layer, split in others.items():
-            own = details.of_decomposition(split)
+            own = of_decomposition(split)
             numbers |= {f"{layer}:{name}": value for name, value in own.items()}
         layers = {name: replace(split, per_pair=None) for name, split in others.items()}
         results = replace(results, layers=layers)
-    if "algorithm_1" in configuration.details:
-        numbers["algorithm_1"] = details.algorithm_1(subject)
-    if "halves" in configuration.details:
-        numbers |= details.halves(subject)
-    if "stress" in configuration.details:
-        numbers["stress"] = details.stressed(subject, configuration)
     if configuration.rescalings:
         numbers["rescaled"] = _rescaled(configuration, subject)
-    return Record(replace(analysis, results=results), numbers)
+    analysis = replace(analysis, results=results)
+    record = Record(analysis, numbers, configuration, subject, training)
+    for path in configuration.details:
+        record = called(path, "details", record)
+        if not isinstance(record, Record):
+            raise InputError(
+                f"details {path} returned {type(record).__name__}; expected the record that it is "
+                "given, with more numbers: record.adding({name: value})"
+            )
+    return record
 
 
-def _detailed(
-    configuration: Configuration, subject: Subject, split: Decomposition
-) -> tuple[Decomposition, dict[str, Any]]:
-    """The decomposition with what its configuration asks for beside it, and the numbers of that."""
-    problem, asked = subject.problem(), configuration.details
-    numbers: dict[str, Any] = {}
-    if "leading_order" in asked:
-        parts, numbers = details.leading_order(problem, split.layer, configuration)
-        split = replace(split, approximations=parts)
-    if "reverse_pairs" in asked:
-        numbers["reverse"] = details.reverse_pairs(problem, split.layer, configuration)
-    if "rescaled_gap" in asked:
-        numbers["after"] = details.rescaled_gap(subject, split.layer, configuration)
-    return split, numbers
+def of_decomposition(split: Decomposition) -> dict[str, Any]:
+    """Return the numbers of a decomposition that stand in the table of runs."""
+    return {
+        "paired_gap": split.paired_gap,
+        "eq9": split.eq9,
+        "eq11": split.eq11,
+        "sharp": split.sharp,
+        "flat": split.flat,
+        "total_g": split.totals.total_g,
+        "total_w": split.total_w,
+        "total_w_data": split.totals.total_w_data,
+        "loss_defect": split.fit.loss_defect,
+        "duality_residual": split.fit.duality_residual,
+        "excluded_share": split.fit.excluded_share,
+    }
 
 
 def _fewer_components(split: Decomposition) -> Decomposition:

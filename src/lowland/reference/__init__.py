@@ -1,6 +1,6 @@
 """Where a number stands among reference models, whose numbers ship with Lowland.
 
-`zoo.json` has every measure of some small classifiers that `lowland.studies.zoo` trained: what they
+`zoo.json` has every measure of some small classifiers that `lowland_studies.zoo` trained: what they
 are, and the command that makes them again, stands in it. No torch.
 """
 

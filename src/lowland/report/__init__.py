@@ -4,7 +4,7 @@ from lowland.report.analysis_page import render
 from lowland.report.comparison_page import render_comparison
 from lowland.report.comparison_words import compared
 from lowland.report.landscape_page import render_landscape
-from lowland.report.league_page import render_league
+from lowland.report.page import show
 from lowland.report.static import figure_files, notebook
 from lowland.report.words import answer
 
@@ -16,5 +16,5 @@ __all__ = [
     "render",
     "render_comparison",
     "render_landscape",
-    "render_league",
+    "show",
 ]

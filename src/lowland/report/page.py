@@ -28,11 +28,19 @@ def show(
     definitions: list[tuple[str, Definition]],
     version: str,
     script: str | None = None,
+    package: str = __package__,
     **content: Any,
 ) -> str:
-    """Fill a template that extends the common page; ``script`` is a file of its own behaviour."""
+    """Fill a template that extends the common page; ``script`` is a file of its own behaviour.
+
+    Both are files of this ``package``; the common page is always ours.
+    """
+
+    def load(name: str) -> str:
+        return _text(name, package if name in (template, script) else __package__)
+
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=FunctionLoader(_text)
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=FunctionLoader(load)
     )
     environment.filters |= {
         "formula": formula,
@@ -47,12 +55,12 @@ def show(
     environment.globals |= {"definitions": definitions}
     assert sum(figure.turns for figure in drawn) <= IN_SPACE
     packed, plotly_hash = _plotly()
-    source = _text(script) + _text("page.js") if script else _text("page.js")
+    source = load(script) + load("page.js") if script else load("page.js")
     return environment.get_template(template).render(
         figures=drawn,
         pictures=_pictures(drawn),
         version=version,
-        style=Markup(_text("style.css")),
+        style=Markup(load("style.css")),
         plotly=Markup(packed),
         plotly_hash=Markup(plotly_hash),
         script=Markup(source),
@@ -107,5 +115,5 @@ def _hashed(script: str) -> str:
 
 
 @functools.cache
-def _text(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+def _text(name: str, package: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

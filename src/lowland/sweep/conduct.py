@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from lowland.errors import InputError
 from lowland.reading import content, text
 from lowland.sweep.executors import Serial, WorkerDied, opened
-from lowland.sweep.keys import code_digest, key, training_key
+from lowland.sweep.keys import key, key_here, source_of, training_key
 from lowland.sweep.lock import RunLock
-from lowland.sweep.plan import document, planned_keys, stacks_of
+from lowland.sweep.plan import document, planned, planned_keys, stacks_of
 from lowland.sweep.store import Store
 from lowland.sweep.trial import Run, Trial
 from lowland.usercode import described, imported
@@ -148,11 +148,11 @@ def _check(runs: Collection[Run]) -> None:
 
 def _check_code(run: dict[str, Any]) -> None:
     """Raise if the worker that did a run has other source code than we have."""
-    theirs = run["code"]["source"]
-    if theirs != code_digest():
+    theirs, ours = run["code"]["source"], source_of(run["configuration"])
+    if theirs != ours:
         raise InputError(
-            f"a worker has another Lowland (source {theirs}) than this process (source "
-            f"{code_digest()}), so its numbers are not ours; install the same one for the workers"
+            f"a worker has other code (source {theirs}) than this process (source {ours}), so its "
+            "numbers are not ours; give the workers the same Lowland and the same files of yours"
         )
 
 
@@ -350,13 +350,13 @@ def status(directory: str | Path) -> list[dict[str, Any]]:
     states = {row["key"]: row for row in store.rows()}
     sweeps: list[dict[str, Any]] = []
     for name in store.plans():
-        stacks = planned_keys(store, name)
-        if stacks is None:
+        plan, stacks = planned(store, name), planned_keys(store, name)
+        if plan is None or stacks is None:
             sweeps.append({"sweep": name, "unreadable": True})
             continue
-        if store.plan(name).get("source") != code_digest():
-            continue
         keys = [k for stack in stacks for k in stack]
+        if keys != [key_here(single) for stack in plan for single in stack]:
+            continue
         rows = [states[k] for k in keys if k in states]
         # What a pulse says is out of date unless a living process has the stack.
         living = [stack for stack in stacks if any(map(store.is_locked, stack))]

@@ -12,7 +12,7 @@ from typing import Any
 from lowland import __version__
 from lowland.errors import InputError
 from lowland.experiment.configuration import Configuration
-from lowland.sweep.keys import code_digest, key, key_of, training_key, users_code
+from lowland.sweep.keys import key, source_of, sweep_key, training_key
 from lowland.sweep.store import Store
 from lowland.sweep.trial import Run, Trial, run_of
 
@@ -43,8 +43,7 @@ def document(
         "seconds": seconds,
         "code": {
             "lowland": __version__,
-            "source": code_digest(),
-            "users": users_code(run),
+            "source": source_of(run.to_dict()),
             "torch": version("torch"),
         },
     }
@@ -52,7 +51,7 @@ def document(
 
 def stacks_of(store: Store, runs: Collection[Run]) -> list[list[Run]]:
     """The stacks of a sweep: those of its first start on this store, if it was started before."""
-    name = key_of({"runs": [key(run) for run in runs]})
+    name = sweep_key(runs)
     stacks = planned(store, name)
     if stacks is None or {run for stack in stacks for run in stack} != set(runs):
         trained = {str(row.get("training")) for row in store.rows() if row["status"] == "done"}
@@ -60,8 +59,7 @@ def stacks_of(store: Store, runs: Collection[Run]) -> list[list[Run]]:
         stacks = sorted(_stacked(runs, trained), key=lambda stack: -sum(map(_effort, stack)))
         plan = [[run.to_dict() for run in stack] for stack in stacks]
         keys = [[key(run) for run in stack] for stack in stacks]
-        document = {"source": code_digest(), "runs": len(runs), "stacks": plan, "keys": keys}
-        store.remember(name, document)
+        store.remember(name, {"runs": len(runs), "stacks": plan, "keys": keys})
     return stacks
 
 

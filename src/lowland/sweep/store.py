@@ -161,7 +161,7 @@ class Store:
         They are key, status, the configuration, the results, seconds and reason; None where a run
         has no such value. Mappings within become dotted names, and lists their JSON text. A name
         that was taken before gets its part in front, such as ``results.epochs``. The last two are
-        ``code``, equal for runs of the same source (of Lowland, then of the user's files), and
+        ``code``, equal for runs that imported the same source (Lowland's and the user's), and
         ``current``, whether that is the source that is here now; None if the user's is not here.
         Without ``old``, runs of other source are left out; with ``among``, all but those of these
         keys, whose names others then cannot take.
@@ -354,9 +354,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _code_of(run: Mapping[str, Any]) -> str | None:
-    """The digests of the source that did a run: of Lowland, then of the user's files."""
-    code = run.get("code") or {}
-    return "+".join(filter(None, [code.get("source"), *code.get("users", {}).values()])) or None
+    """Return the digest of the source that did a run, Lowland's and the user's."""
+    return (run.get("code") or {}).get("source")
 
 
 def _parquet(table: "pandas.DataFrame") -> bytes:

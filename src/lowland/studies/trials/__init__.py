@@ -1,1 +1,0 @@
-"""What the runs of field studies compute: functions of settings and a seed that return numbers."""

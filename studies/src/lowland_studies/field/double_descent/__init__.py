@@ -1,0 +1,1 @@
+"""Double descent (Belkin et al. 2019, Nakkiran et al. 2020): the gap across width."""

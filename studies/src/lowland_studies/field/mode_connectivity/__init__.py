@@ -1,0 +1,1 @@
+"""Are independently trained minima apart? Straight lines, curves, and lines after alignment."""

@@ -1,0 +1,1 @@
+"""Do drawn surfaces tell? Li et al., "Visualizing the loss landscape of neural nets" (2018)."""

@@ -1,0 +1,1 @@
+"""Are flat networks more robust? Input noise, shifted images, calibration, federated averaging."""

@@ -1,0 +1,1 @@
+"""Wen, Li & Ma, Sharpness minimization algorithms do not only minimize sharpness (NeurIPS 2023)."""
