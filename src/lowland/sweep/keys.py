@@ -59,8 +59,11 @@ def source_of(settings: Mapping[str, Any]) -> str | None:
 
 def is_current(run: Mapping[str, Any]) -> bool | None:
     """Tell whether a stored run was done by the code that is here now; None if unknown."""
-    now = source_of(run.get("configuration") or {})
-    return None if now is None else (run.get("code") or {}).get("source") == now
+    settings, code = run.get("configuration"), run.get("code")
+    if not isinstance(settings, Mapping) or not isinstance(code, Mapping):
+        return None
+    now = source_of(settings)
+    return None if now is None else code.get("source") == now
 
 
 def _source(settings: Mapping[str, Any], begins: tuple[str, ...]) -> str:
@@ -79,9 +82,9 @@ def _roots(settings: Mapping[str, Any], begins: tuple[str, ...]) -> frozenset[st
 def _functions(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the user's functions that settings name as ``pkg.module:name``, with the setting."""
     for name in ("function",) if "function" in settings else _USERS:
-        value = settings.get(name) or ""
-        for path in [value] if isinstance(value, str) else value:
-            if ":" in path:
+        value = settings.get(name)
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, str) and ":" in path:
                 yield name, path
 
 
