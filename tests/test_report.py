@@ -83,7 +83,7 @@ def test_answer_names_the_sharp_directions(results: Results) -> None:
         "directions of layer '2', which is weak evidence for a flatter solution: try weight "
         "decay, dropout and SAM, and keep what is best on data that this analysis has not seen, "
         "which lowered the test error of 193 dense networks by 9.4 % (95 % interval 7.3 to 11.7 %);"
-        " over the 2 layers, the sharp part of it goes from 58 % to 58 %."
+        " across the 2 layers, the sharp share ranges from 58 % to 58 %."
     )
 
 

@@ -330,7 +330,7 @@ def _layers(results: Results, duality: Decomposition) -> str:
     if len(shares) < 2:
         return ""
     low, high = (percent(share, 0) for share in (min(shares), max(shares)))
-    return f"; over the {len(shares)} layers, the sharp part of it goes from {low} to {high}"
+    return f"; across the {len(shares)} layers, the sharp share ranges from {low} to {high}"
 
 
 def _told_rows(results: Results) -> list[LayerRow]:
