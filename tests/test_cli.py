@@ -471,3 +471,20 @@ def test_stress_prints_what_moved(tmp_path):
     ran = run("measures", "--model", "mine:model", cwd=tmp_path)
     assert ran.code == 2
     assert "need --stress" in ran.err
+
+
+def test_a_verb_of_others_that_cannot_be_loaded_ends_only_itself(tmp_path):
+    folder = tmp_path / "broken-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[lowland.verbs]\nbroken = nowhere:verb\n")
+    for args, code, words in (
+        (("measures",), 0, ""),
+        (("broken",), 2, "broken cannot be loaded from nowhere:verb: ModuleNotFoundError"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "lowland", *args], capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        )  # fmt: skip
+        assert done.returncode == code, done
+        assert words in done.stderr
