@@ -6,9 +6,8 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layer_search import layers, matrices
-from lowland.dual import shifts
-from lowland.dual.pairing import Pairs
+from lowland.curvature import layers, matrices
+from lowland.dual import Pairs, shifts
 from lowland.dual.shifts import dual_shifts
 
 LAYERS = [
