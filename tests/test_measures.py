@@ -15,9 +15,8 @@ import lowland as ll
 from cases import CASES, dense_hessian, some_fast
 from lowland.curvature import Curvature
 from lowland.errors import InputError
-from lowland.measures import Measurement, registered, sharing, stressed
+from lowland.measures import FAMILIES, TRANSFORMATIONS, Measurement, registered, sharing, stressed
 from lowland.measures.condition_number import _is_blind_to_shifts
-from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
 from lowland.measures.shared import spectrum
 from lowland.problem import Problem
 

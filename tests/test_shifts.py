@@ -7,8 +7,7 @@ from torch import nn
 import lowland as ll
 from cases import CASES
 from lowland.curvature import layers, matrices
-from lowland.dual import Pairs, shifts
-from lowland.dual.shifts import dual_shifts
+from lowland.dual import Pairs, dual_shifts, shifts
 
 LAYERS = [
     (name, layer)
