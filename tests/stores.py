@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lowland.sweep import Store
 from lowland.sweep.keys import key_of, source_of
-from lowland.sweep.store import Store
 
 FILES = {
     "results.json": b'{"format": 1}',

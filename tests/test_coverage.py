@@ -23,11 +23,11 @@ from lowland.curvature import (
     effective_dimension,
     frobenius_norm,
     negative_eigenvalues,
+    parameters,
+    passes,
     spectral_density,
 )
-from lowland.curvature.layer_search import parameters
 from lowland.curvature.probes import remainder_trace
-from lowland.curvature.sample_factors import passes
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
 from lowland.curvature.xtrace import estimate_trace
 from lowland.measures import pac_bayes_optimised

@@ -14,8 +14,8 @@ from lowland.data.sampling import added_wrong
 from lowland.errors import InputError
 from lowland.experiment import Configuration
 from lowland.experiment.subject import Subject
-from lowland.training import TrainingSettings, lenet, mlp, train, train_many
-from lowland.training.settings import Epoch, reached
+from lowland.training import Epoch, TrainingSettings, lenet, mlp, train, train_many
+from lowland.training.settings import reached
 from test_data import write_idx
 
 # --- initial weights and dropout -----------------------------------------------------------------

@@ -6,9 +6,7 @@ import matplotlib
 import pytest
 import torch
 
-from lowland.curvature import eigsh
-from lowland.curvature.density import spectral_density
-from lowland.curvature.operator import Dense
+from lowland.curvature import Dense, eigsh, spectral_density
 from lowland.errors import InputError
 from planted import Hidden, planted
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowland as ll
-from lowland.curvature.layer_blocks import layer_hessian
+from lowland.curvature import layer_hessian
 from lowland.dual import moments, shifts
 from lowland.errors import InputError
 from lowland.problem import Problem

@@ -7,12 +7,11 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layer_search import layers
+from lowland.curvature import layers
+from lowland.dual import Pairs, dual_shifts
 from lowland.dual import expansion as expansion_module
 from lowland.dual.expansion import expansion
 from lowland.dual.flatness import flatness
-from lowland.dual.pairing import Pairs
-from lowland.dual.shifts import dual_shifts
 from lowland.problem import Problem
 from test_duality import make_problem
 

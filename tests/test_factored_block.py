@@ -6,7 +6,7 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layer_search import matrices
+from lowland.curvature import matrices
 from lowland.errors import InputError
 from lowland.problem import Problem
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import lowland as ll
 from example import changed, make_results, make_split
 from lowland.errors import InputError
-from lowland.findings import FORMAT, Results, from_json, to_json
-from lowland.findings.encoding import decode, encode
+from lowland.findings import FORMAT, Results, decode, encode, from_json, to_json
 from lowland.results import EPOCHS, FILES, Analysis, load
 from stores import seal
 

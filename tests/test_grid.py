@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowland.errors import InputError
-from lowland.experiment.configuration import SETTINGS, Configuration
-from lowland.sweep.grid import Grid
+from lowland.experiment import SETTINGS, Configuration
+from lowland.sweep import Grid
 
 # The same examples everywhere, and none fails for being slow on a busy machine.
 steady = settings(

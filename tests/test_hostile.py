@@ -21,8 +21,7 @@ from example import make_results
 from hostile import EVIL, mutated, mutations, places, traps, written
 from lowland.checkpoint import load_weights
 from lowland.errors import InputError
-from lowland.findings import encode
-from lowland.findings.encoding import decode
+from lowland.findings import decode, encode
 from lowland.probe.records import CsvFile
 from lowland.results import Analysis, epochs_csv, load
 from lowland.sweep import Store

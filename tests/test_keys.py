@@ -14,8 +14,7 @@ import pytest
 import lowland
 from commandline import command, environment
 from lowland.experiment import Configuration
-from lowland.sweep import trials
-from lowland.sweep.keys import key
+from lowland.sweep import key, trials
 from lowland.sweep.perform import perform
 from lowland.sweep.source import SILENT_ROOMS, Closure, digest
 

@@ -5,7 +5,7 @@ import torch
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature.operator import Dense
+from lowland.curvature import Dense
 from lowland.errors import InputError
 from planted import Hidden
 from planted import planted as matrix_with

@@ -14,9 +14,9 @@ import zoo
 from generated import KINDS
 from lowland.analysis.scenery import Scenery
 from lowland.errors import InputError
+from lowland.landscape import state_of
 from lowland.landscape.directions import directions
 from lowland.landscape.evaluation import Evaluator, evaluate
-from lowland.landscape.models import state_of
 from lowland.landscape.picture import Picture
 from lowland.landscape.points import Frame
 from lowland.landscape.span import midpoints

@@ -7,9 +7,8 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
+from lowland.curvature import factors, layers, parameters
 from lowland.curvature.graph import piecewise_linear
-from lowland.curvature.layer_search import layers, parameters
-from lowland.curvature.sample_factors import factors
 from lowland.errors import InputError
 from lowland.problem import Problem
 

@@ -13,13 +13,11 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES, dense_hessian, some_fast
-from lowland.curvature.operators import Curvature
+from lowland.curvature import Curvature
 from lowland.errors import InputError
-from lowland.measures import Measurement, registered, stressed
+from lowland.measures import FAMILIES, TRANSFORMATIONS, Measurement, registered, sharing, stressed
 from lowland.measures.condition_number import _is_blind_to_shifts
-from lowland.measures.registry import FAMILIES, TRANSFORMATIONS
 from lowland.measures.shared import spectrum
-from lowland.measures.sharing import sharing
 from lowland.problem import Problem
 
 MEASURES = registered()

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature import second_derivatives
-from lowland.curvature.operators import Remainder
+from lowland.curvature import Remainder, second_derivatives
 from lowland.errors import InputError
 from lowland.problem import Problem
 

@@ -15,12 +15,9 @@ from cases import CASES
 from commandline import ANALYZE, MINE, run_inside
 from generated import KINDS
 from lowland.curvature import layer, opaque
-from lowland.dual.injection import Shifted
+from lowland.dual import Matching, Pairs, Shifted, dual_shifts, layers_with_dual, output_shifts
 from lowland.dual.least_norm import least_norm
-from lowland.dual.matching import Matching
-from lowland.dual.output_shifts import output_shifts
-from lowland.dual.pairing import Pairs
-from lowland.dual.shifts import Shifts, dual_shifts, layers_with_dual
+from lowland.dual.shifts import Shifts
 from lowland.errors import InputError
 from lowland.problem import Problem
 from zoo import ZOO

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import lowland as ll
 import zoo
 from lowland.errors import InputError
-from lowland.landscape import align, state_of
-from lowland.landscape.models import model_at
+from lowland.landscape import align, model_at, state_of
 from lowland.landscape.renormalisation import renormalised
 from lowland.landscape.units import permuted, units
 from test_landscape import FEW, Residual, data, mlp, trained

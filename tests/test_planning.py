@@ -8,8 +8,8 @@ from torch import nn
 
 import lowland as ll
 from lowland.budget import UNITS, Clock, Work
-from lowland.measures import Measuring, Schedule, chosen_measures, registered
-from lowland.measures.planning import Copies, Plan, Prices, Task
+from lowland.measures import Copies, Measuring, Schedule, Task, chosen_measures, registered
+from lowland.measures.planning import Plan, Prices
 from lowland.measures.prices import prices
 from lowland.measures.sharing import once, work_of
 from test_duality import make_problem

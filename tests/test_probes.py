@@ -6,10 +6,8 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature import diagonals
-from lowland.curvature.layer_search import parameters
+from lowland.curvature import diagonals, parameters, passes
 from lowland.curvature.probes import remainder_trace
-from lowland.curvature.sample_factors import passes
 from lowland.problem import Problem
 
 SMOOTH = ["mlp-tanh", "mlp-gelu", "conv1d", "transformer"]

@@ -19,9 +19,9 @@ from lowland import reference
 from lowland.errors import InputError
 from lowland.findings import Landscape, Origin, Results
 from lowland.measures import registered
-from lowland.report import answer, figure_files, render, render_landscape
+from lowland.report import answer, figure_files, number, render, render_landscape
 from lowland.report.mathml import mathml
-from lowland.report.numbers import date, duration, number
+from lowland.report.numbers import date, duration
 from lowland.report.words import sure
 from lowland.results import Analysis
 

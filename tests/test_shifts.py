@@ -6,10 +6,8 @@ from torch import nn
 
 import lowland as ll
 from cases import CASES
-from lowland.curvature.layer_search import layers, matrices
-from lowland.dual import shifts
-from lowland.dual.pairing import Pairs
-from lowland.dual.shifts import dual_shifts
+from lowland.curvature import layers, matrices
+from lowland.dual import Pairs, dual_shifts, shifts
 
 LAYERS = [
     (name, layer)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lowland.curvature.operator import Dense
-from lowland.curvature.spectral_numbers import (
+from lowland.curvature import (
+    Dense,
     condition_number,
     effective_dimension,
     frobenius_norm,

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowland import InputError
+from lowland.sweep import Store
 from lowland.sweep.keys import key_of, source_of
-from lowland.sweep.store import Store
 from stores import FILES, NAMES, content, keys, names, put, run_of
 
 

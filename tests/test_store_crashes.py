@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from lowland import InputError
+from lowland.sweep import Store
 from lowland.sweep.keys import key_of
-from lowland.sweep.store import Store
 from stores import FILES, NAMES, finish, keys, kill, names, put, run_of, start
 
 

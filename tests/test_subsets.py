@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import lowland as ll
 from cases import CASES
 from lowland.budget import UNITS
-from lowland.measures import registered, sharing
+from lowland.measures import Subset, registered, sharing, stratified
 from lowland.measures.planning import Prices
 from lowland.measures.sharing import work_of
-from lowland.measures.subsets import GROUPS, Subset, extrapolated, stratified
+from lowland.measures.subsets import GROUPS, extrapolated
 from lowland.problem import Problem
 
 CLASSES = torch.tensor([0] * 500 + [1] * 300 + [2] * 200)

@@ -17,9 +17,9 @@ from lowland.errors import InputError
 from lowland.experiment.recording import recorded
 from lowland.experiment.subject import Subject
 from lowland.results import FILES
-from lowland.sweep import Configuration, Grid, Store, perform
+from lowland.sweep import Configuration, Grid, Store, key, perform
 from lowland.sweep import run as sweep
-from lowland.sweep.keys import key, training_key
+from lowland.sweep.keys import training_key
 from lowland.sweep.plan import stacks_of
 from lowland.sweep.source import digest
 from lowland.training import mlp, train

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.curvature import block_products, tangents
-from lowland.curvature.operators import Remainder
+from lowland.curvature import Remainder, block_products, tangents
 from lowland.problem import Problem
 
 KINDS = {

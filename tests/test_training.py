@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowland.errors import InputError
-from lowland.training import TrainingSettings, lenet, mlp, train, train_many
-from lowland.training.settings import METHODS, epochs_left
+from lowland.training import METHODS, TrainingSettings, lenet, mlp, train, train_many
+from lowland.training.settings import epochs_left
 from lowland.training.stack import Dropouts
 
 

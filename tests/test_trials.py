@@ -5,8 +5,7 @@ import pytest
 
 from lowland.errors import InputError
 from lowland.results import ARRAYS
-from lowland.sweep import Grid, Store, Trial, run, trials
-from lowland.sweep.keys import key
+from lowland.sweep import Grid, Store, Trial, key, run, trials
 from lowland.sweep.source import digest
 from lowland.sweep.trial import run_of
 

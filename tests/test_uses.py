@@ -9,8 +9,8 @@ from torch import nn
 import lowland as ll
 import zoo
 from cases import dense_hessian
-from lowland.curvature import layer_hessians
-from lowland.curvature.layer_search import layers, opaque, parameters, unused
+from lowland.curvature import layer_hessians, layers, opaque, parameters
+from lowland.curvature.layer_search import unused
 from lowland.problem import Problem
 from zoo import ZOO
 

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from lowland.curvature.estimate import Estimate
-from lowland.curvature.operator import Dense
+from lowland.curvature import Dense, Estimate
 from lowland.curvature.sketch import Sketch
 from lowland.curvature.stochastic_diagonal import _leave_one_out, estimate_diagonal
 from lowland.curvature.xtrace import LeaveOneOut

@@ -13,8 +13,7 @@ from lowland.experiment import Configuration
 from lowland.experiment.recording import recorded
 from lowland.experiment.subject import Subject
 from lowland.sweep import Grid, run
-from lowland.training import Training, TrainingSettings, train
-from lowland.training.settings import Epoch
+from lowland.training import Epoch, Training, TrainingSettings, train
 from lowland_studies import details
 from lowland_studies.evidence import Runs
 from lowland_studies.study import recording

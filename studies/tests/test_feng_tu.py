@@ -10,8 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from lowland.sweep import Configuration, Grid
-from lowland.sweep.keys import key
+from lowland.sweep import Configuration, Grid, key
 from lowland_studies.evidence import Runs
 from lowland_studies.feng_tu import STUDIES
 from lowland_studies.feng_tu.grids import DETAILS, has_mnist

@@ -13,7 +13,7 @@ import pytest
 from datafiles import write_cifar, write_idx
 from lowland.experiment import Configuration
 from lowland.experiment.subject import Subject
-from lowland.measures.measuring import Measurements
+from lowland.measures import Measurements
 from lowland.sweep import Trial
 from lowland.training import train_many
 from lowland_studies import find, of_the_field

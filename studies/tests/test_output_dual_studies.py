@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import lowland as ll
-from lowland.sweep import Configuration, Store
-from lowland.sweep.keys import key
+from lowland.sweep import Configuration, Store, key
 from lowland.sweep.plan import document
 from lowland_studies.evidence import Runs
 from lowland_studies.output_dual import STUDIES

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lowland.errors import InputError
-from lowland.sweep.keys import key
+from lowland.sweep import key
 from lowland_studies import find
 from lowland_studies.evidence import Runs, words_of
 from lowland_studies.pages import effect_of, in_letters

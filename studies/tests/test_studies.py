@@ -17,8 +17,7 @@ import pytest
 from rich.console import Console
 
 from lowland.errors import InputError
-from lowland.sweep import Configuration, Grid, Store
-from lowland.sweep.keys import key
+from lowland.sweep import Configuration, Grid, Store, key
 from lowland.sweep.plan import document
 from lowland_studies import PAPERS, STUDIES, find, of_the_field
 from lowland_studies.claims import (

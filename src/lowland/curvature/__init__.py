@@ -19,7 +19,16 @@ from lowland.curvature.layer_search import (
 )
 from lowland.curvature.memory import give_back, samples_within
 from lowland.curvature.operator import Dense, Operator, columns_within
-from lowland.curvature.operators import GGN, Curvature, Fisher, Hessian, fisher, ggn, hessian
+from lowland.curvature.operators import (
+    GGN,
+    Curvature,
+    Fisher,
+    Hessian,
+    Remainder,
+    fisher,
+    ggn,
+    hessian,
+)
 from lowland.curvature.precision import rounding
 from lowland.curvature.sample_factors import Kind, factor_bytes, factors, passes, sample_gradients
 from lowland.curvature.shared_jacobians import few_outputs, fisher_moments, joint_diagonals
@@ -48,6 +57,7 @@ __all__ = [
     "Layer",
     "LayerBlock",
     "Operator",
+    "Remainder",
     "Spectrum",
     "columns_within",
     "condition_number",

@@ -2,7 +2,7 @@
 
 from lowland.landscape.alignment import Aligned, align
 from lowland.landscape.line import line
-from lowland.landscape.models import ModelLike, names_of, state_of
+from lowland.landscape.models import ModelLike, model_at, names_of, state_of
 from lowland.landscape.path import path
 from lowland.landscape.surface import plane, surface
 from lowland.landscape.trajectory import Trajectory
@@ -13,6 +13,7 @@ __all__ = [
     "Trajectory",
     "align",
     "line",
+    "model_at",
     "names_of",
     "path",
     "plane",

@@ -8,7 +8,13 @@ from lowland.measures.convergence import (
 )
 from lowland.measures.measuring import OUTCOME, Measurement, Measurements, Measuring, measure
 from lowland.measures.planning import Copies, Task
-from lowland.measures.registry import Measure, chosen_measures, registered
+from lowland.measures.registry import (
+    FAMILIES,
+    TRANSFORMATIONS,
+    Measure,
+    chosen_measures,
+    registered,
+)
 from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared.decomposed import decomposition
 from lowland.measures.shared.spectrum import whole_spectrum
@@ -18,7 +24,9 @@ from lowland.measures.subsets import Subset, stratified
 
 __all__ = [
     "CONVERGENCE_WORK",
+    "FAMILIES",
     "OUTCOME",
+    "TRANSFORMATIONS",
     "Copies",
     "Measure",
     "Measurement",

@@ -8,16 +8,19 @@ Grid(20 runs over learning_rate, seed)
 from lowland.experiment import Configuration
 from lowland.sweep.conduct import Summary, SweepProgress, run, status
 from lowland.sweep.grid import Grid
+from lowland.sweep.keys import key
 from lowland.sweep.store import Store
-from lowland.sweep.trial import Trial, trials
+from lowland.sweep.trial import Run, Trial, trials
 
 __all__ = [
     "Configuration",
     "Grid",
+    "Run",
     "Store",
     "Summary",
     "SweepProgress",
     "Trial",
+    "key",
     "run",
     "status",
     "trials",

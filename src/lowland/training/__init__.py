@@ -4,9 +4,10 @@ from lowland.training.loop import train
 from lowland.training.many import train_many
 from lowland.training.networks import lenet, mlp
 from lowland.training.runs import TrainingProgress
-from lowland.training.settings import Epoch, Training, TrainingSettings
+from lowland.training.settings import METHODS, Epoch, Training, TrainingSettings
 
 __all__ = [
+    "METHODS",
     "Epoch",
     "Training",
     "TrainingProgress",
