@@ -223,6 +223,45 @@ def test_every_measure_gives_a_number_or_a_reason_on_every_kind_of_model(case):
         assert row.gradients is None or row.gradients >= 0
 
 
+class Counted(torch.autograd.Function):
+    """Change nothing, and count how often it is passed backwards."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Counted.backwards += 1
+        return gradient
+
+
+class Counting(nn.Linear):
+    """A linear layer that counts its backward passes."""
+
+    def forward(self, x):
+        return Counted.apply(super().forward(x))
+
+
+def test_measures_of_forward_passes_alone_run_no_gradient():
+    network = nn.Sequential(Counting(4, 3)).double()
+    known = problem(network, initial=copy.deepcopy(network))
+    Counted.backwards = 0
+    names = ["train_loss", "test_error", "gap", "margin", "weight_norm", "distance_from_initial"]
+    rows = ll.measure(known, names)
+    assert all(row.value is not None and row.gradients is None for row in rows.values())
+    assert Counted.backwards == 0
+    with_derivatives = ll.measure(known, ["train_loss", "gradient_variance"])
+    assert Counted.backwards > 0
+    assert with_derivatives["train_loss"].gradients is None
+    assert with_derivatives["gradient_variance"].gradients > 0
+    planned = ll.measure(known, ["train_loss", "trace"], budget="1h")
+    assert planned["train_loss"].gradients is None
+    assert planned["trace"].gradients > 0
+
+
 @pytest.mark.parametrize("affordable", [spectrum.AFFORDABLE, 0])
 def test_one_spectral_pass_feeds_every_spectral_measure(monkeypatch, affordable):
     monkeypatch.setattr(spectrum, "AFFORDABLE", affordable)

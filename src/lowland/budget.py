@@ -105,6 +105,7 @@ class Work:
 
 
 UNITS = tuple(field.name for field in fields(Work) if field.name != "needs")
+DERIVATIVES = ("gradients", "products", "columns", "ggn_columns", "diagonals", "fishers")
 
 
 class Stage(str):

@@ -17,7 +17,7 @@ from lowland.measures.planning import Task
 from lowland.measures.registry import Measure, Value, chosen_measures
 from lowland.measures.schedule import Progress, Schedule, silent
 from lowland.measures.shared import decomposed
-from lowland.measures.sharing import FREE, share, sharing, work_of
+from lowland.measures.sharing import FREE, differentiates, share, sharing, work_of
 from lowland.measures.subsets import COPIES, Subset
 from lowland.problem import Problem, of_a_problem
 from lowland.usercode import blame, described
@@ -41,7 +41,7 @@ class Measurement:
     method: str | None
     reason: str | None
     seconds: float
-    gradients: float | None = None  # the same in gradients of the training loss
+    gradients: float | None = None  # the same in gradients of the training loss, if it takes any
     predicted: float | None = None  # seconds, before it began
     samples: int | None = None  # of the subset that it is from; None if it is from all data
     parts: dict[str, float] = field(default_factory=dict)
@@ -159,7 +159,6 @@ class Measuring:
         self.problem, self.chosen, self.schedule = problem, chosen, schedule
         self.rows: dict[str, Measurement] = {}
         self._subset: Subset | None = None  # that the schedule has measures estimated from
-        self._gradient = _seconds_of_a_gradient(problem)
 
     @property
     def tasks(self) -> dict[str, Callable[[], None]]:
@@ -183,6 +182,18 @@ class Measuring:
             for name, measure in self.chosen.items()
             if name not in self.rows
         }
+
+    @functools.cached_property
+    def _timed(self) -> float | None:
+        """The seconds of a gradient where there is no plan to read them from."""
+        return _seconds_of_a_gradient(self.problem)
+
+    def _gradient(self, measure: Measure) -> float | None:
+        """Return the seconds of a gradient, in which a measure that takes derivatives is priced."""
+        if self._lacks(measure) or not differentiates(measure.cost, self.problem):
+            return None
+        plan = self.schedule.plan
+        return self._timed if plan is None else plan.gradient
 
     def _lacks(self, measure: Measure) -> str | None:
         """What the measure needs and the problem does not have."""
@@ -209,8 +220,9 @@ class Measuring:
     def measure(self, name: str) -> None:
         """Compute one measure: its row has the value, or the reason why there is none."""
         give_back(self.problem)
-        began = time.perf_counter()
         measure = self.chosen[name]
+        gradient = self._gradient(measure)
+        began = time.perf_counter()
         try:
             value, reason = self._value(measure)
         except (KeyboardInterrupt, OutOfBudget) as end:
@@ -218,9 +230,10 @@ class Measuring:
             limit = in_words(self.schedule.clock.allowed)
             out_of_time = f"stopped: the budget of {limit} ran out"
             why = "interrupted" if isinstance(end, KeyboardInterrupt) else out_of_time
-            self.rows[name] = self._row(measure, spent, None, f"{why} after {in_words(spent)}")
+            reason = f"{why} after {in_words(spent)}"
+            self.rows[name] = self._row(measure, spent, None, reason, gradient)
             raise
-        self.rows[name] = self._row(measure, time.perf_counter() - began, value, reason)
+        self.rows[name] = self._row(measure, time.perf_counter() - began, value, reason, gradient)
 
     def _value(self, measure: Measure) -> tuple[Value | None, str | None]:
         if lacks := self._lacks(measure):
@@ -243,7 +256,12 @@ class Measuring:
         return value, None
 
     def _row(
-        self, measure: Measure, seconds: float, value: Value | None, reason: str | None
+        self,
+        measure: Measure,
+        seconds: float,
+        value: Value | None,
+        reason: str | None,
+        gradient: float | None = None,
     ) -> Measurement:
         return Measurement(
             measure=measure,
@@ -252,7 +270,7 @@ class Measuring:
             method=value.method if value else None,
             reason=reason,
             seconds=seconds,
-            gradients=seconds / self._gradient if self._gradient else None,
+            gradients=None if gradient is None else seconds / gradient,
             predicted=self.schedule.predicted(measure.name),
             samples=self.schedule.samples(measure.name),
             parts=value.parts if value else {},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lowland.budget import Work
+from lowland.budget import DERIVATIVES, Work
 
 if TYPE_CHECKING:
     from lowland.problem import Problem
@@ -23,6 +23,14 @@ def work_of(cost: Cost, problem: "Problem") -> Work:
         return cost(problem)
     except Exception:  # what fails here fails when it is computed, and says so there
         return FREE
+
+
+def differentiates(cost: Cost, problem: "Problem") -> bool:
+    """Return whether something of this cost, or what it needs, takes derivatives."""
+    work = work_of(cost, problem)
+    if any(getattr(work, unit) for unit in DERIVATIVES):
+        return True
+    return any(differentiates(shared.cost, problem) for shared in work.needs)  # type: ignore[attr-defined]
 
 
 def on_test(passes: Work) -> Callable[["Problem"], Work]:
