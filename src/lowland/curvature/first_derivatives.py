@@ -18,6 +18,7 @@ from lowland.problem import Problem
 _ADDED = 16  # samples whose gradients must add up
 # Relative to the weights. A long one meets kinks, a short one rounding: one must agree.
 _STEPS = (1e-5, 1e-4, 1e-6, 1e-3)
+_ROUNDINGS = 10  # times what the last digits of the weights change, beyond which it is no rounding
 _COMPARABLE = 1e-3  # a slope, as a share of the largest one, that can be compared together with it
 
 _ANOTHERS = (
@@ -172,32 +173,41 @@ def check_alone(problem: Problem, sample: Batch) -> None:
     A dimension of size one leaves the order of a tensor's strides open, and kernels of torch's
     (BatchNorm's backward pass in eval mode) read some orders wrongly. The sample is compared with
     twice itself, once for a problem: all other batches are of the kind that differences confirm.
+    It is so beside the model's weights, as a gradient at a minimum is the rounding of either sum,
+    and may differ by as much as it changes with the last digits of the weights.
     """
 
     def differs() -> bool:
         pair = sample.map(lambda t: torch.cat([t, t]))
+        generator = torch.Generator(device=problem.device).manual_seed(0)
+        near = {name: beside(p.detach(), generator) for name, p in problem.select().items()}
+        eps = torch.finfo(problem.dtype).eps
+        moved = {name: p + 4 * eps * p * torch.randn_like(p) for name, p in near.items()}
         with problem.measuring():
-            alone, together = (_derivatives(problem, batch) for batch in (sample, pair))
-        allowed = torch.finfo(problem.dtype).eps ** 0.5
+            alone, together, rounded = (
+                _derivatives(problem, batch, params)
+                for batch, params in ((sample, near), (pair, near), (pair, moved))
+            )
         return any(
-            float((2 * one - two).norm()) > allowed * float(two.norm())
-            for one, two in zip(alone, together, strict=False)
+            float((2 * one - two).norm())
+            > eps**0.5 * float(two.norm()) + _ROUNDINGS * float((two - other).norm())
+            for one, two, other in zip(alone, together, rounded, strict=False)
         )
 
     if problem.whole.found(check_alone, differs):
         raise InputError(_ALONE)
 
 
-def _derivatives(problem: Problem, batch: Batch) -> list[Tensor]:
+def _derivatives(problem: Problem, batch: Batch, params: dict[str, Tensor]) -> list[Tensor]:
     """Return the gradient of a batch's summed loss, and the Hessian times a random vector.
 
     What torch cannot compute is left out.
     """
-    leaves = [p.detach().requires_grad_() for p in problem.select().values()]
+    leaves = [p.detach().requires_grad_() for p in params.values()]
     generator = torch.Generator(device=problem.device).manual_seed(0)
     found: list[Tensor] = []
     try:
-        y = problem.batch_losses(batch, dict(zip(problem.select(), leaves, strict=True))).sum()
+        y = problem.batch_losses(batch, dict(zip(params, leaves, strict=True))).sum()
         for _ in range(2):
             slopes = torch.autograd.grad(y, leaves, create_graph=True, materialize_grads=True)
             found.append(torch.cat([slope.detach().flatten() for slope in slopes]))

@@ -274,16 +274,26 @@ class Hessian(Curvature):
         chosen, precision = way(self.problem), 0.0
         if chosen is products.FiniteDifference:
             precision = check_differences(self.problem, self.params)
+        return lambda batch: self._product(batch, self.params), chosen, precision
 
-        def build(batch: Batch) -> BatchProduct:
-            if chosen is products.FiniteDifference:
-                return chosen(losses_in_double(self.problem, batch), self.params)
-            return chosen(self._sum_of_losses(batch), self.params)
+    def _product(self, batch: Batch, params: dict[str, Tensor]) -> BatchProduct:
+        """Return the product on a batch at these values of the parameters."""
+        chosen = way(self.problem)
+        if chosen is products.FiniteDifference:
+            return chosen(losses_in_double(self.problem, batch), params)
+        return chosen(lambda params: self.problem.batch_losses(batch, params).sum(), params)
 
-        return build, chosen, precision
-
-    def _sum_of_losses(self, batch: Batch) -> products.Scalar:
-        return lambda params: self.problem.batch_losses(batch, params).sum()
+    @differentiating()
+    def product_at(self, v: Tensor, params: dict[str, Tensor]) -> Tensor:
+        """Return the product with a vector at other values of the parameters."""
+        sums, direction = torch.zeros_like(v), self._shaped(v)
+        chunk = self._products().chunk
+        with self.problem.measuring():
+            for batch in self.problem.batches("train", chunk):
+                check_time()
+                parts = self._product(batch, params)(direction)
+                sums += torch.cat([part.flatten() for part in parts])
+        return total(sums) / self.problem.count()
 
 
 class Remainder(Curvature):

@@ -204,6 +204,7 @@ def _small(problem: Problem) -> bool:
     return sum(p.numel() for p in problem.params.values()) <= ALL_EIGENVALUES
 
 
+@once()
 def in_double(problem: Problem) -> Problem:
     """Return the problem in float64, or unchanged if it cannot be, for the signs of eigenvalues."""
     if problem.dtype == torch.float64 or problem.stored is not None:
