@@ -139,7 +139,7 @@ def test_the_answer_gives_the_range_over_layers():
     eq9 = analysis.results.duality.eq9
     shares = [row.sharp / eq9 for row in analysis.results.layer_rows if row.trusted]
     low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
-    assert f"over the {len(shares)} layers, the sharp part of it goes from {low} to {high}" in (
+    assert f"across the {len(shares)} layers, the sharp share ranges from {low} to {high}" in (
         analysis.answer
     )
 
