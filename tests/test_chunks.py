@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowland as ll
-from lowland.curvature.first_derivatives import check_alone
 
 ACTIVATIONS = (nn.SiLU, nn.GELU, nn.Tanh, nn.Softplus, nn.ELU, nn.ReLU, nn.Sigmoid, nn.Mish)
 NORMS = ("batch", "batch", "instance", "tracked instance", "group", "layer", "none")
@@ -207,8 +206,6 @@ class Alone(nn.Module):
 def test_operations_that_are_wrong_for_single_samples_are_found_where_one_is_taken_alone():
     X, y = torch.randn(9, 4), torch.arange(9) % 3
     p = ll.Problem(Alone(), train=(X, y))
-    with pytest.raises(ll.InputError, match="by itself otherwise than two"):
-        check_alone(p, p.first(1))
     for samples, batch_size in ((1, None), (9, 1)):
         alone = ll.Problem(Alone(), train=(X[:samples], y[:samples]), batch_size=batch_size)
         for ask in (ll.trace, lambda H: H @ torch.ones(15)):

@@ -29,7 +29,6 @@ from lowland.curvature import (
 )
 from lowland.curvature.probes import remainder_trace
 from lowland.curvature.stochastic_diagonal import estimate_diagonal
-from lowland.curvature.xtrace import estimate_trace
 from lowland.measures import pac_bayes_optimised
 from lowland.measures.shared import spectrum
 from lowland.measures.shared.standard_error import share_error
@@ -124,7 +123,7 @@ def test_traces_and_diagonals():
     traces, entries = [], []
     for seed, pair in enumerate(matrices()):
         for A, values in pair:
-            found = estimate_trace(A, rtol=0.05, max_matvecs=120, seed=seed)
+            found = ll.trace(A, rtol=0.05, max_matvecs=120, seed=seed)
             if found.stderr:  # a basis of the whole space is exact
                 traces.append((found, float(values.sum())))
         A = pair[1][0]

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from lowland.data import load
-from lowland.data.sampling import added_wrong
 from lowland.errors import InputError
 from lowland.experiment import Configuration
 from lowland.experiment.subject import Subject
@@ -79,13 +78,14 @@ def test_wrong_samples_stand_behind_the_clean_ones_and_are_never_right():
 
 
 def test_each_wrong_label_is_as_likely():
-    n = 9000
-    y = np.zeros(n, dtype=np.int64)
-    x = np.zeros((n, 1))
-    (_, labels), wrong = added_wrong((x, y), (x, y), 0.5, 10, seed=0)
-    counts = np.bincount(labels[n:], minlength=10)
-    assert (wrong, counts[0]) == (n, 0)
-    assert abs(counts[1:] - 1000).max() < 4 * math.sqrt(1000 * 8 / 9)
+    noisy = load("mnist5k", per_class=200, label_noise=0.5, noise_kind="added")
+    everything = load("mnist5k").train
+    truth = {x.numpy().tobytes(): int(y) for x, y in zip(*everything, strict=True)}
+    added = (split[noisy.clean :] for split in noisy.train)
+    off = [(int(y) - truth[x.numpy().tobytes()]) % 10 for x, y in zip(*added, strict=True)]
+    n, counts = len(off), np.bincount(off, minlength=10)
+    assert (n, counts[0]) == (2000, 0)
+    assert abs(counts[1:] - n / 9).max() < 4 * math.sqrt(n * 8 / 81)
 
 
 def test_too_few_samples_for_the_wrong_ones_are_told():

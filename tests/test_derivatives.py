@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import lowland as ll
-from lowland.curvature.first_derivatives import wrong_gradients
+from lowland.curvature import opaque
 from lowland.curvature.trials import nearby
 from lowland.problem import Problem
 
@@ -197,7 +197,7 @@ def test_a_kink_where_gradients_are_compared_refutes_none():
     kink = float(nearby(plain, plain.params)["weight"])
     problem = Problem(Hinge(kink), loss="mse", train=data)
     assert float(nearby(problem, problem.params)["weight"]) == kink  # no step agrees there
-    assert wrong_gradients(problem) == {}
+    assert not any("not that of the loss" in why for why in opaque(problem).values())
 
 
 def test_a_gauss_newton_matrix_needs_the_gradient_of_the_outputs():

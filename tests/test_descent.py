@@ -65,7 +65,7 @@ def _arguments(module: nn.Module) -> dict[str, object]:
     return {"p": module.p} if isinstance(module, nn.Dropout) else {}
 
 
-def assert_same(loops: tuple[nn.Module, Training], stacks: tuple[nn.Module, Training]) -> None:
+def assert_alike(loops: tuple[nn.Module, Training], stacks: tuple[nn.Module, Training]) -> None:
     """Up to the rounding of a few steps in float32."""
     for p, q in zip(loops[0].parameters(), stacks[0].parameters(), strict=True):
         torch.testing.assert_close(p.double(), q, rtol=1e-4, atol=1e-5)
@@ -111,7 +111,7 @@ def test_a_few_epochs_are_those_of_the_stack(seed):
         max_epochs=2,
         seed=seed,
     )
-    assert_same(*both_ways(model, data, settings, judged=draw.choice([None, 1 + n // 2])))
+    assert_alike(*both_ways(model, data, settings, judged=draw.choice([None, 1 + n // 2])))
 
 
 RULES = {
@@ -133,7 +133,7 @@ RULES = {
 def test_every_setting_is_that_of_the_stack(rule, dropout):
     settings = TrainingSettings(**{"batch_size": 20, "max_epochs": 2, "seed": 3, **rule})
     model = mlp((90, 20, 9, 5), bias=True, dropout=dropout)
-    assert_same(*both_ways(model, images(60, 90, 5), settings))
+    assert_alike(*both_ways(model, images(60, 90, 5), settings))
 
 
 def test_one_epoch_is_the_update_rule_by_hand():

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lowland as ll
 from lowland.errors import InputError
+from sameness import assert_same
 from test_optim_frameworks import (
     NOTHING,
     TOKENS,
-    assert_same,
     language_model,
     sam_by_hand,
     shared_loss,
@@ -302,7 +302,7 @@ class TestTransformers:
         windows = [batches[i : i + steps] for i in range(0, 6, steps)] * 2
         schedule = torch.optim.lr_scheduler.LambdaLR(plain, lambda t: 1 - t / len(windows))
         sam_by_hand(expected, windows, plain, token_loss, rho=0.1, clip=0.5, schedule=schedule)
-        assert_same(model, expected)
+        assert_same(model, expected, rtol=1e-11)
 
     def test_sam_trainer_asks_an_optimiser_whether_it_climbs(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer
@@ -335,7 +335,7 @@ class TestTransformers:
             plain.step(closure)
             schedule.step()
         assert trainer.passes == len(batches) + len(batches) // 3
-        assert_same(model, expected)
+        assert_same(model, expected, rtol=1e-11)
 
     def test_sam_trainer_wraps_the_optimiser_of_the_arguments(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer, SharpnessMonitor
@@ -365,7 +365,7 @@ class TestTransformers:
         windows = [batches[i : i + 2] for i in (0, 2, 4)] * 2
         schedule = torch.optim.lr_scheduler.LambdaLR(plain, lambda t: 1 - t / 6)
         sam_by_hand(expected, windows, plain, token_loss, rho=0.2, schedule=schedule)
-        assert_same(model, expected)
+        assert_same(model, expected, rtol=1e-11)
 
     # Torch warns that a hook on all modules also sees its wrapper, which is what it should.
     @pytest.mark.slow
@@ -381,7 +381,7 @@ class TestTransformers:
                 transformers, SAMTrainer, model, tmp_path, optim="sgd", learning_rate=0.1, rho=0.1,
                 **options,
             ).train()  # fmt: skip
-        assert_same(*models)
+        assert_same(*models, rtol=1e-11)
 
     def test_an_error_on_the_way_up_puts_the_weights_back(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer
@@ -398,7 +398,7 @@ class TestTransformers:
         model = language_model(transformers)
         with pytest.raises(RuntimeError, match="out of memory"):
             trainer_of(transformers, Failing, model, tmp_path, rho=0.2).train()
-        assert_same(model, language_model(transformers))
+        assert_same(model, language_model(transformers), rtol=1e-11)
 
     def test_mistakes(self, transformers, tmp_path):
         from lowland.integrations.transformers import SAMTrainer, SharpnessMonitor

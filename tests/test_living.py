@@ -162,7 +162,7 @@ def products(operators: dict) -> dict[str, Tensor]:
     return every
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_agree(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         scale = float(value.abs().max()) if value.numel() else 0.0
@@ -191,13 +191,13 @@ def check(seed: int, change, *, half: bool = False, parts: bool = True, **option
         products(made)
     change(model)
     for made, problem, fresh in zip(old, problems, both(), strict=True):
-        assert_same(numbers(problem), numbers(fresh))
+        assert_agree(numbers(problem), numbers(fresh))
         found = products(made)
         fewer = change is frozen and options.get("params") != "all"
         refused = OPERATORS.keys() if fewer else set()
         assert found.keys() == made.keys() - refused
         new = products(operators(fresh))
-        assert_same(found, {name: new[name] for name in found})
+        assert_agree(found, {name: new[name] for name in found})
 
 
 def test_after_a_change_every_number_is_that_of_a_new_problem():
@@ -379,7 +379,7 @@ def test_another_model_is_checked_and_measured_like_that_of_a_new_problem():
     other = problem.of(half)
     assert other.dtype == torch.float32
     half.weight.data.mul_(2)
-    assert_same({"losses": other.losses()}, {"losses": Problem(half, train=data()).losses()})
+    assert_agree({"losses": other.losses()}, {"losses": Problem(half, train=data()).losses()})
     problem.gradient()
     wide = nn.Sequential(nn.Linear(4, 300), nn.Tanh(), nn.Linear(300, CLASSES))
     batches = []
@@ -404,12 +404,12 @@ def test_class_weights_of_a_subset_are_those_of_all_data():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
     whole, places = problem.with_loss(weighted), torch.tensor([0, 1, 8])
     expected = whole.losses()[places]
-    assert_same({"": problem.subset(places).with_loss(weighted).losses()}, {"": expected})
-    assert_same({"": whole.subset(places).losses()}, {"": expected})
+    assert_agree({"": problem.subset(places).with_loss(weighted).losses()}, {"": expected})
+    assert_agree({"": whole.subset(places).losses()}, {"": expected})
     own = Problem(nn.Linear(4, CLASSES), weighted, (inputs, targets))
     model = nn.Linear(4, CLASSES)
     expected = own.of(model).losses()[places]
-    assert_same({"": own.subset(places).of(model).losses()}, {"": expected})
+    assert_agree({"": own.subset(places).of(model).losses()}, {"": expected})
 
 
 # Threads ------------------------------------------------------------------------------------------

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 
 import lowland as ll
 from cases import CASES, dense_hessian
-from lowland.measures import pac_bayes_optimised
-from lowland.measures.matrix_normalized_sharpness import matrix_normalized_sharpness
-from lowland.measures.normalized_sharpness import normalized_sharpness
-from lowland.measures.normalized_sharpness_direct import normalized_sharpness_direct
+from lowland.measures import pac_bayes_optimised, registered
 from lowland.measures.pac_bayes_magnitude import _crossing
 from lowland.measures.shared.balancing import balance
 from lowland.measures.shared.noisy_weights import averages, kl_inverse
 from lowland.problem import Problem
 
+normalized_sharpness, matrix_normalized_sharpness, normalized_sharpness_direct = (
+    registered()[name].function
+    for name in (
+        "normalized_sharpness",
+        "matrix_normalized_sharpness",
+        "normalized_sharpness_direct",
+    )
+)
 NORMALIZED = ["normalized_sharpness", "matrix_normalized_sharpness"]
 BOUNDS = ["pac_bayes", "pac_bayes_magnitude", "vc_dimension"]
 

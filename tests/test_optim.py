@@ -15,17 +15,13 @@ from torch.optim import SGD, Adam
 
 import lowland as ll
 from lowland.errors import InputError
+from sameness import assert_same
 
 H = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
 
 
 def quadratic(w: torch.Tensor) -> torch.Tensor:
     return 0.5 * w @ H @ w
-
-
-def assert_same(found, expected) -> None:
-    """To the rounding of float64."""
-    torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-13, atol=1e-14)
 
 
 def start() -> nn.Parameter:

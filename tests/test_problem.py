@@ -29,7 +29,7 @@ def snapshot(model: nn.Module) -> dict:
     }
 
 
-def assert_same(before: dict, after: dict) -> None:
+def assert_untouched(before: dict, after: dict) -> None:
     for key, value in before.items():
         torch.testing.assert_close(after[key], value, rtol=0, atol=0, msg=f"{key} changed")
 
@@ -45,7 +45,7 @@ def test_nothing_is_left_on_the_model(name):
     first.grad = torch.ones_like(first)
     before = snapshot(model)
     ll.measure(problem)
-    assert_same(before, snapshot(model))
+    assert_untouched(before, snapshot(model))
 
 
 class Fragile(nn.Module):
@@ -69,13 +69,13 @@ def test_nothing_is_left_after_an_exception_either():
     model = Fragile().train()
     before = snapshot(model)
     problem = Problem(model, train=(X, Y))
-    assert_same(before, snapshot(model))
+    assert_untouched(before, snapshot(model))
     model.broken = True
     with pytest.raises(RuntimeError, match="on purpose"):
         ll.layer_hessian(problem, "layer")
     with pytest.raises(RuntimeError, match="on purpose"):
         ll.hessian(problem) @ torch.ones(15)
-    assert_same(before, snapshot(model))
+    assert_untouched(before, snapshot(model))
 
 
 def test_a_shuffling_loader_does_not_advance_the_users_generator():

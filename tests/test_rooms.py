@@ -1,6 +1,7 @@
 """The rooms of the house: which may import which. The architecture is this table."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lowland
+from insides import ENTRANCES, INSIDE
 
 SOURCE = Path(lowland.__file__).parent
 
@@ -186,6 +188,48 @@ def test_the_library_imports_nothing_of_the_studies():
                 is_code = isinstance(node, ast.Call) and "import" in ast.unparse(node.func)
                 names = [ast.unparse(arg).strip("'") for arg in node.args] if is_code else []
             assert not [n for n in names if n.partition(".")[0] in named], file
+
+
+TESTS = [*Path(__file__).parent.glob("*.py"), *SOURCE.parents[1].glob("studies/tests/*.py")]
+
+
+def insides(text: str) -> set[str]:
+    """Return the files of rooms that a test imports, as ``room.file``, unless they are doors."""
+    found = {inside(name.split(".")[1:]) for _, name in imports(text, "tests")}
+    return {name for name in found if name and not name.startswith(ENTRANCES)}
+
+
+def inside(parts: list[str]) -> str:
+    """Return the part of an imported name that is a file in a room; nothing for a door's name."""
+    room, *rest = parts or [""]
+    door = importlib.import_module(f"lowland.{room}") if len(rest) == 1 else None
+    if rest and rest[0] in getattr(door, "__all__", ()):
+        return ""
+    while rest and not SOURCE.joinpath(room, *rest).with_suffix(".py").is_file():
+        rest.pop()
+    return ".".join((room, *rest)) if rest else ""
+
+
+@pytest.mark.parametrize("file", TESTS, ids=lambda f: f.stem)
+def test_tests_go_through_the_doors(file):
+    found, known = insides(file.read_text()), set(INSIDE.get(file.stem, ()))
+    assert not found - known, "import these names from the rooms, or test what users see"
+    assert not known - found, "gone: take it from tests/insides.py, which only ever shrinks"
+
+
+def test_the_tests_rule_has_teeth():
+    told = {
+        "from lowland.curvature.lanczos import eigsh": {"curvature.lanczos"},
+        "def f():\n    from lowland.measures.shared import ray": {"measures.shared.ray"},
+        "import lowland.sweep.keys": {"sweep.keys"},
+        "from lowland.measures.sharing import once": {"measures.sharing"},
+        "from lowland.dual import shifts, Pairs": {"dual.shifts"},
+        "from lowland.measures import sharing, measure": set(),  # names of the door
+        "from lowland.experiment.subject import Subject": set(),
+        "from lowland.problem import Problem\nimport lowland as ll": set(),
+    }
+    assert {text: insides(text) for text in told} == told
+    assert set(INSIDE) <= {file.stem for file in TESTS}
 
 
 def test_no_drawers_for_odds_and_ends():

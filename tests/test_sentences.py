@@ -4,16 +4,13 @@ import random
 import re
 from dataclasses import replace
 
-import matplotlib
+import matplotlib.pyplot as plt
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from example import changed, make_results
 from landscapes import make_landscape
 from lowland import figures
 from lowland.budget import Clock, in_words, seconds
-from lowland.figures.style import SIZE, STYLE
 from lowland.measures import Schedule
 from lowland.measures.planning import Plan
 from lowland.report import answer
@@ -187,12 +184,10 @@ def test_no_legend_is_cut_off():
     split = make_results().duality
     lines = [(figures.draw_line, line) for line in landscape.lines]
     for draw, drawn in ((figures.draw_path, path), (figures.draw_split, split), *lines):
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=SIZE)
-            canvas = FigureCanvasAgg(figure)
-            axes = figure.add_subplot()
-            draw(drawn, axes)
-            canvas.draw()
-            box = axes.get_legend().get_window_extent()
+        axes = figures.drawn_on(draw, drawn)
+        figure = axes.figure
+        figure.canvas.draw()
+        box = axes.get_legend().get_window_extent()
+        plt.close(figure)
         assert 0 <= box.x0 < box.x1 <= figure.bbox.x1, draw
         assert 0 <= box.y0 < box.y1 <= figure.bbox.y1, draw

@@ -14,6 +14,7 @@ from lowland.errors import InputError
 from lowland.training import METHODS, TrainingSettings, lenet, mlp, train, train_many
 from lowland.training.settings import epochs_left
 from lowland.training.stack import Dropouts
+from sameness import assert_same
 
 
 def test_weights_are_xavier_uniform_times_the_scale():
@@ -176,11 +177,6 @@ class Residual(nn.Module):
         return self.last(h + self.norm(h).tanh() + self.shift)
 
 
-def assert_same(a: nn.Module, b: nn.Module) -> None:
-    for (name, p), q in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-
-
 RULES = {
     "sgd": {},
     "momentum": {"momentum": 0.9},
@@ -224,7 +220,7 @@ def test_a_stack_does_what_each_does_alone(make, rule):
     done = train_many(models, pairs, settings)
     for model, one, pair, its, trained in zip(models, alone, pairs, settings, done, strict=True):
         expected = train(one, pair, its)
-        assert_same(model, one)
+        assert_same(model, one, rtol=1e-9)
         assert len(trained.epochs) == len(expected.epochs)
         assert trained.losses == pytest.approx(expected.losses, rel=1e-8)
         assert [e.error for e in trained.epochs] == [e.error for e in expected.epochs]
@@ -262,7 +258,7 @@ def test_a_stack_of_schedules_and_averages_does_what_each_does_alone(optimizer):
     done = train_many(models, (X, y), settings)
     for model, one, its, trained in zip(models, alone, settings, done, strict=True):
         expected = train(one, (X, y), its)
-        assert_same(model, one)
+        assert_same(model, one, rtol=1e-9)
         assert trained.losses == pytest.approx(expected.losses, rel=1e-8)
         assert trained.losses[-1] == pytest.approx(F.cross_entropy(model(X), y).item())
 
@@ -274,7 +270,7 @@ def test_sam_on_norms_in_a_stack_and_alone():
     train_many(models, (X, y), settings)
     for i in range(2):
         train(alone[i], (X, y), settings[i])
-        assert_same(models[i], alone[i])
+        assert_same(models[i], alone[i], rtol=1e-9)
         train(plain[i], (X, y), dataclasses.replace(settings[i], optimizer="sam"))
         assert not torch.allclose(plain[i].last.weight, alone[i].last.weight)
     for trainer in (
@@ -313,7 +309,7 @@ def test_a_schedule_sets_the_rate_of_every_optimiser(optimizer):
     models = [dense(1) for _ in range(3)]
     train(models[0], (X, y), its)
     train(models[1], (X, y), dataclasses.replace(its, schedule="cosine", rate_floor=1.0))
-    assert_same(models[1], models[0])
+    assert_same(models[1], models[0], rtol=1e-9)
     train(models[2], (X, y), dataclasses.replace(its, schedule="cosine"))
     assert not torch.allclose(models[2][1].weight, models[0][1].weight)
 
@@ -386,7 +382,7 @@ def test_an_optimiser_of_the_user(tmp_path, monkeypatch):
         optimizer.zero_grad()
         F.cross_entropy(by_hand(X), y).backward()
         optimizer.step()
-    assert_same(model, by_hand)
+    assert_same(model, by_hand, rtol=1e-9)
     for name, message in (
         ("nothing", r"must return a torch\.optim\.Optimizer; it returned NoneType"),
         ("few", "raised TypeError"),
@@ -412,7 +408,7 @@ def test_a_run_does_not_depend_on_the_others_in_its_stack(make):
     for i in range(3):
         alone = [make(i, rates[i])]
         train_many(alone, images(), [settings[i]])
-        assert_same(alone[0], together[i])
+        assert_same(alone[0], together[i], rtol=1e-9)
 
 
 def test_masks_have_the_rate_and_the_mean_of_dropout():
@@ -467,7 +463,7 @@ def test_what_cannot_be_stacked_trains_alone(make):
     train_many(models, (X, y), settings)
     for model, one, its in zip(models, alone, settings, strict=True):
         train(one, (X, y), its)
-        assert_same(model, one)
+        assert_same(model, one, rtol=1e-9)
         assert model.training
 
 
@@ -553,7 +549,7 @@ def test_odd_modules_come_out_as_from_the_loop(make):
         alone.load_state_dict(model.state_dict())
     train_many([model], (X, y), [its])
     train(alone, (X, y), its)
-    assert_same(model, alone)
+    assert_same(model, alone, rtol=1e-9)
 
 
 def test_a_loss_that_looks_at_the_batch_sees_one_run():
@@ -567,7 +563,7 @@ def test_a_loss_that_looks_at_the_batch_sees_one_run():
     train_many(models, (X, y), its, loss=centred)
     for i in range(2):
         train(alone[i], (X, y), its[i], loss=centred)
-        assert_same(models[i], alone[i])
+        assert_same(models[i], alone[i], rtol=1e-9)
 
 
 class OnlyInTraining(nn.Module):
@@ -655,7 +651,7 @@ def test_an_interrupt_between_the_two_passes_of_sam_leaves_no_perturbed_weights(
     model = dense(1)
     with pytest.raises(KeyboardInterrupt):
         train_many([model], (X, y), [its], loss=loss)
-    assert_same(model, dense(1))
+    assert_same(model, dense(1), rtol=1e-9)
 
 
 def test_a_run_that_diverges_says_so_and_the_rest_go_on():
@@ -672,7 +668,7 @@ def test_a_run_that_diverges_says_so_and_the_rest_go_on():
     assert (good.failure, other.failure) == (None, None)
     for i in (0, 2):
         train(alone[i], (X, y), settings[i])
-        assert_same(models[i], alone[i])
+        assert_same(models[i], alone[i], rtol=1e-9)
 
 
 def test_progress_tells_runs_done_losses_and_time_left():
@@ -709,7 +705,7 @@ def test_an_interrupt_leaves_the_weights_reached_so_far():
     with pytest.raises(KeyboardInterrupt):
         train_many([model], images(), [its], stop)
     train(expected, images(), dataclasses.replace(its, max_epochs=2))
-    assert_same(model, expected)
+    assert_same(model, expected, rtol=1e-9)
 
 
 def test_any_torch_loss():
