@@ -175,29 +175,28 @@ class Tape:
         tangents: list[Any] = [None] * self._slots
         for slot, v in zip(self._weights, V, strict=True):
             tangents[slot] = v
-        for step in self._front:
-            _play(step, tangents, watch)
+        _play(self._front, tangents, watch)
         if self.A is not None and self._outputs is not None:
             dz = tangents[self._outputs]
             tangents[self._cotangent] = None if dz is None else _middle(self.A, dz)
-        for step in self._back:
-            _play(step, tangents, watch)
+        _play(self._back, tangents, watch)
         return [None if slot is None else tangents[slot] for slot in self._results]
 
 
 def _play(
-    step: Step, tangents: list[Any], watch: Callable[[list[Any]], None] | None = None
+    steps: Sequence[Step], tangents: list[Any], watch: Callable[[list[Any]], None] | None
 ) -> None:
-    inputs = [None if s is None else tangents[s] for s in step.inputs]
-    if any(t is not None for t in inputs):
-        results = step.tangent(*inputs)
-        for slot, t in zip(step.outputs, _listed(results), strict=True):
-            if slot is not None:
-                tangents[slot] = t
-    if watch is not None:
-        watch(tangents)
-    for slot in step.last:
-        tangents[slot] = None
+    for step in steps:
+        inputs = [None if s is None else tangents[s] for s in step.inputs]
+        if any(t is not None for t in inputs):
+            results = step.tangent(*inputs)
+            for slot, t in zip(step.outputs, _listed(results), strict=True):
+                if slot is not None:
+                    tangents[slot] = t
+        if watch is not None:
+            watch(tangents)
+        for slot in step.last:
+            tangents[slot] = None
 
 
 def _middle(A: Tensor, dz: Tensor) -> Tensor:

@@ -98,8 +98,11 @@ class _Agenda:
         """Take tasks while they fit, from cheap to dear; those that come first before others."""
         left = {name: task for name, task in tasks.items() if name not in self.takes}
         costs = {name: self.cost(task, share) for name, task in left.items()}
+        reading = {
+            n for n, task in left.items() if not self.given.keys().isdisjoint(task.work.needs)
+        }
         while True:
-            ready = [name for name, task in left.items() if not self._waits(task)]
+            ready = [n for n, task in left.items() if n not in reading or not self._waits(task)]
             if not ready:
                 return
             name = min(ready, key=lambda n: (not left[n].first, costs[n][0]))

@@ -160,7 +160,7 @@ class Evaluation:
         if self._batch_size is not None:
             size = min(size, self._batch_size)
         data = self.data(split)
-        if self.sharded:  # all ranks must gather the same parameters at the same time
+        if self._network.sharded:  # all ranks must gather the same parameters at the same time
             count = min(most(-(-len(data) // size)), -most(-len(data)))
             return (self.place(batch) for batch in data.parts(count))
         return (self.place(batch) for batch in data.chunks(size))

@@ -226,13 +226,11 @@ class Network:
         args: tuple,
         kwargs: dict | None = None,
     ) -> Any:
-        """The output of a module that holds the model under ``prefix``, with these ``params``.
-
-        Call it inside :meth:`measuring`.
-        """
-        assert self._held is not None
+        """The output of a module that holds the model under ``prefix``, with these ``params``."""
+        held = self._held
         # Buffers are handed over too: what a forward pass puts in their place is then undone.
-        values, names = dict(self._held.tensors), self._held.names
+        values = dict(self._tensors(self.model) if held is None else held.tensors)
+        names = self.names if held is None else held.names
         given: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stored is None:
             values.update(params)
