@@ -337,7 +337,7 @@ def derived(problem: Problem) -> dict[str, Problem]:
     }
 
 
-FOUND = {"_variants", "_found", "_looked_at"}
+FOUND = {"_variants", "_found", "_looked_at", "_looked_in"}
 DATA, LOSS, WEIGHTS = {"train", "_test"}, {"loss", "_asked"}, {"_network", "_initial"}
 RELATIONS = {"_whole", "_base"}
 SETTINGS = {"memory", "_batch_size", "training"}
@@ -361,7 +361,9 @@ def test_every_attribute_of_a_derived_problem_is_shared_or_its_own(kind):
     other = derived(problem)[kind]
     assert problem._found.keys()
     assert vars(other).keys() == FOUND | DATA | LOSS | WEIGHTS | RELATIONS | SETTINGS
-    assert (other._variants, other._found, other._looked_at) == ({}, {}, None)
+    assert (other._variants, other._found) == ({}, {})
+    assert other._looked_at is None
+    assert other._looked_in is None
     for name in DATA | LOSS | WEIGHTS | SETTINGS:
         is_own = name in OWN[kind] and not (name in LOSS and other.loss is problem.loss)
         assert (getattr(other, name) is getattr(problem, name)) is not is_own, name

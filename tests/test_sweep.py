@@ -284,6 +284,26 @@ def test_an_interrupt_within_a_stack_loses_only_what_still_trains(tmp_path, monk
             assert (other.path(name) / file).read_bytes() == (one.path(name) / file).read_bytes()
 
 
+def test_a_run_is_of_one_subject_and_one_problem(monkeypatch):
+    """Each is checked in full when it is made; another would find nothing else."""
+    made = []
+
+    def counted(kind, make):
+        def counting(*args, **kwargs):
+            made.append(kind)
+            return make(*args, **kwargs)
+
+        return counting
+
+    monkeypatch.setattr(ll.Problem, "__init__", counted("problem", ll.Problem.__init__))
+    monkeypatch.setattr(Subject, "of", counted("subject", Subject.of))
+    settings = Configuration(**SMALL, layers=("1", "3"), measures=("trace",)).to_dict()
+    (done,) = perform.perform([settings], [0], {}, lambda now: None)
+    assert done.document["status"] == "done"
+    assert "3:sharp" in done.document["results"]
+    assert sorted(made) == ["problem", "subject"]
+
+
 def test_a_worker_stores_only_where_its_sweep_has_the_lock(tmp_path):
     runs = list(Grid(**SMALL, seed=range(2)))
     stack = [run.to_dict() for run in runs]

@@ -131,7 +131,8 @@ class Explanation:
     def _attempt(self, what: str, step: Callable[[], None], strict: bool = False) -> None:
         """Do a step; where it fails, by the user's code or a defect of ours, the rest stands."""
         try:
-            step()
+            with self.problem.measuring():
+                step()
         except Exception as error:
             if strict:
                 raise

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lowland.budget import Work
 from lowland.errors import InputError
-from lowland.findings import Landscape, Line
+from lowland.findings import Landscape
 from lowland.landscape import line, surface
 from lowland.measures import stratified
 from lowland.problem import Problem
@@ -61,20 +61,23 @@ class Scenery:
 
     def draw(self, tell: Callable[[str], None]) -> None:
         """Draw, on stratified subsets of the samples where there are many."""
-        lines: tuple[Line, ...] = ()
         try:
-            problem, notes = self._thinned()
-            tell(f"{TITLE}: surface")
-            drawn = surface(problem, ("random", "random"), "auto", _STEPS, self.seed)
-            self.landscape = Landscape(lines, drawn, notes=tuple(notes))
-            for kind in ("random", "hessian"):
-                tell(f"{TITLE}: cut, {kind}")
-                lines += (line(problem, kind, "auto", _CUT, seed=self.seed),)
-                # After each part: the end of the budget keeps what is drawn by then.
-                self.landscape = Landscape(lines, drawn, notes=tuple(notes))
+            with self.problem.measuring():
+                self._draw(tell)
         except Exception as error:  # of the user's code, or a defect of ours: the rest stands
             why = error if isinstance(error, InputError) else described(error)
             self.notes.append(f"The landscape was not drawn in full: {why}.")
+
+    def _draw(self, tell: Callable[[str], None]) -> None:
+        problem, notes = self._thinned()
+        tell(f"{TITLE}: surface")
+        drawn = surface(problem, ("random", "random"), "auto", _STEPS, self.seed)
+        self.landscape = Landscape((), drawn, notes=tuple(notes))
+        for kind in ("random", "hessian"):
+            tell(f"{TITLE}: cut, {kind}")
+            cut = line(problem, kind, "auto", _CUT, seed=self.seed)
+            # After each part: the end of the budget keeps what is drawn by then.
+            self.landscape = replace(self.landscape, lines=(*self.landscape.lines, cut))
 
     def _thinned(self) -> tuple[Problem, list[str]]:
         """The problem with few enough samples, and notes that say so."""

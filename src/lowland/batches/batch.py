@@ -54,12 +54,13 @@ class Batch:
 
         No part is a single sample if it need not be: many kernels treat that as a case of its own.
         """
-        if len(self) <= size:
+        n = len(self)
+        if n <= size:
             yield self
             return
-        count = -(-len(self) // size)
+        count = -(-n // size)
         for i in range(count):  # one by one: the first of many is often all
-            of = slice(len(self) * i // count, len(self) * (i + 1) // count)
+            of = slice(n * i // count, n * (i + 1) // count)
             yield self.map(lambda t, of=of: t[of])  # type: ignore[misc]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":

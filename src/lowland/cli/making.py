@@ -59,7 +59,13 @@ def train(
             if training.failure is not None:
                 raise InputError(training.failure)
             analysis = analysed(
-                configuration, subject, training, command=typed(), out=out, progress=say
+                configuration,
+                subject,
+                subject.problem(),
+                training,
+                command=typed(),
+                out=out,
+                progress=say,
             )
         show_analysis(results, analysis, out, as_json)
 

@@ -89,8 +89,9 @@ def trace(
     if not isinstance(A, Curvature) or A.kind not in kinds or A.problem.sharded:
         return estimate_trace(A, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
     usual = _Estimates(_TRACE_PASSES, _LOOKS * first_passes(len(A.problem.train)), _TRACE_PRODUCTS)
-    plan = _Plan.of(A.problem, kinds[A.kind], A.params, usual, max_matvecs, gauss_newton)
-    return _structured_trace(A, plan, kinds[A.kind], rtol, max_matvecs, seed)
+    with A.problem.measuring():
+        plan = _Plan.of(A.problem, kinds[A.kind], A.params, usual, max_matvecs, gauss_newton)
+        return _structured_trace(A, plan, kinds[A.kind], rtol, max_matvecs, seed)
 
 
 def _structured_trace(

@@ -80,7 +80,12 @@ class Graph:
                 self._curved |= _nonlinear(node, via) if any(via) else 0
 
     def curved(self, number: int) -> bool:
-        """Whether z is not known to be piecewise linear in the target."""
+        """Whether z is not known to be piecewise linear in the target.
+
+        If it is, the loss's second derivative with respect to the target is ``J^T (d2l/dz2) J``
+        with the Jacobian J of z. Unknown operations count as curved, which costs time and never
+        exactness.
+        """
         return bool(self._curved >> number & 1)
 
     def uses(self, leaf: Tensor) -> list[tuple[Any, int]]:
@@ -112,15 +117,6 @@ class Graph:
         """Whether an operation depends on a target by another argument than number ``but``."""
         others = (child for i, (child, _) in enumerate(node.next_functions) if i != but)
         return any(self._reached.get(child, 0) >> number & 1 for child in others)
-
-
-def piecewise_linear(z: Tensor, a: Tensor) -> bool:
-    """Whether ``z`` depends on ``a`` through piecewise linear operations only.
-
-    Then the loss's second derivative with respect to a is ``J^T (d2l/dz2) J`` with the Jacobian
-    J = dz/da. Unknown operations count as nonlinear, which costs time and never exactness.
-    """
-    return not Graph(z, [a]).curved(0)
 
 
 def has_own_functions(y: Tensor) -> bool:

@@ -122,8 +122,9 @@ def _reached(problem: Problem, batch: Batch, names: list[str]) -> list[str]:
 
 
 def _sight(problem: Problem) -> _Sight:
-    if problem.loss.needs_model == problem.base.loss.needs_model:
-        problem = problem.base  # what the model does with its parameters is the same for any loss
+    base = problem.base
+    if problem.loss.needs_model == base.loss.needs_model:
+        problem = base  # what the model does with its parameters is the same for any loss
     return problem.found(_Sight, lambda: _Sight(problem))
 
 

@@ -7,7 +7,7 @@ forward (``grad(jvp(...))``): PyTorch gets it silently wrong for some normalisat
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -233,16 +233,16 @@ class OutputDifference(JacobianProduct):
         return ((ends[0] - ends[1]) / (2 * h)).detach()
 
 
-def in_double(t: Tensor) -> Tensor:
-    """Real and complex numbers in the digits of float64; whole ones as they are."""
-    return in_precision(t, torch.float64)
+# Real and complex numbers in the digits of float64; whole ones as they are.
+in_double = partial(in_precision, dtype=torch.float64)
 
 
 def constants_in_double(problem: Problem) -> dict[str, Tensor]:
     """The model's parameters and buffers in float64, by name; none where reading widens them."""
     if problem.stored is not None:
         return {}
-    tensors = [*problem.model.named_parameters(), *problem.model.named_buffers()]
+    model = problem.model
+    tensors = [*model.named_parameters(), *model.named_buffers()]
     return {name: in_double(t.detach()) for name, t in tensors}
 
 

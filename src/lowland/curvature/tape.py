@@ -66,9 +66,10 @@ class _Recorder(TorchDispatchMode):
         flat = [a for arg in args for a in (arg if isinstance(arg, list | tuple) else [arg])]
         inputs = tuple(self.slot(a) for a in flat)
         results = func(*args, **(kwargs or {}))
-        self._alive += [t.detach() for t in (*flat, *_listed(results)) if isinstance(t, Tensor)]
+        each = _listed(results)
+        self._alive += [t.detach() for t in (*flat, *each) if isinstance(t, Tensor)]
         if all(i is None for i in inputs):
-            for t in _listed(results):  # a place in memory may have been another value's
+            for t in each:  # a place in memory may have been another value's
                 if isinstance(t, Tensor) and func._schema.is_mutable:
                     self.slots.pop(_place(t), None)
             return results
@@ -82,12 +83,12 @@ class _Recorder(TorchDispatchMode):
             tangent = rule(has, values[0], *values[1], **(kwargs or {}))
         except TypeError as error:  # options that the rule does not know
             raise NoRule(f"{func}: {error}") from error
-        if any(isinstance(t, Tensor) and t.is_complex() for t in _listed(results)):
+        if any(isinstance(t, Tensor) and t.is_complex() for t in each):
             raise NoRule(f"{func} of complex numbers")
         if tangent is not None:
             outputs = tuple(
                 self.new(t) if isinstance(t, Tensor) and t.is_floating_point() else None
-                for t in _listed(results)
+                for t in each
             )
             self.steps.append(Step(inputs, outputs, tangent))
         return results
@@ -174,29 +175,28 @@ class Tape:
         tangents: list[Any] = [None] * self._slots
         for slot, v in zip(self._weights, V, strict=True):
             tangents[slot] = v
-        for step in self._front:
-            _play(step, tangents, watch)
+        _play(self._front, tangents, watch)
         if self.A is not None and self._outputs is not None:
             dz = tangents[self._outputs]
             tangents[self._cotangent] = None if dz is None else _middle(self.A, dz)
-        for step in self._back:
-            _play(step, tangents, watch)
+        _play(self._back, tangents, watch)
         return [None if slot is None else tangents[slot] for slot in self._results]
 
 
 def _play(
-    step: Step, tangents: list[Any], watch: Callable[[list[Any]], None] | None = None
+    steps: Sequence[Step], tangents: list[Any], watch: Callable[[list[Any]], None] | None
 ) -> None:
-    inputs = [None if s is None else tangents[s] for s in step.inputs]
-    if any(t is not None for t in inputs):
-        results = step.tangent(*inputs)
-        for slot, t in zip(step.outputs, _listed(results), strict=True):
-            if slot is not None:
-                tangents[slot] = t
-    if watch is not None:
-        watch(tangents)
-    for slot in step.last:
-        tangents[slot] = None
+    for step in steps:
+        inputs = [None if s is None else tangents[s] for s in step.inputs]
+        if any(t is not None for t in inputs):
+            results = step.tangent(*inputs)
+            for slot, t in zip(step.outputs, _listed(results), strict=True):
+                if slot is not None:
+                    tangents[slot] = t
+        if watch is not None:
+            watch(tangents)
+        for slot in step.last:
+            tangents[slot] = None
 
 
 def _middle(A: Tensor, dz: Tensor) -> Tensor:

@@ -30,8 +30,11 @@ def trials(problem: Problem) -> list[tuple[dict[str, Tensor], Batch]]:
     """
     weights = nearby(problem, problem.params)
     tried = [(weights, hardest(problem))]
-    tried += _reaching(problem, set(weights) - _reached(problem, *tried[0]), weights)
-    if any(has_own_functions(losses_in_double(problem, b)(_leaves(at))) for at, b in tried):
+    reached, has_own = _reached(problem, *tried[0])
+    for at, batch, also in _reaching(problem, set(weights) - reached, weights):
+        tried.append((at, batch))
+        has_own |= also
+    if has_own:
         every = max(1, problem.count("train") // _OF_OWN_FUNCTIONS)
         tried += [
             (weights, b) for b in itertools.islice(problem.batches("train", _MANY), 0, None, every)
@@ -41,32 +44,33 @@ def trials(problem: Problem) -> list[tuple[dict[str, Tensor], Batch]]:
 
 def _reaching(
     problem: Problem, names: set[str], beside: dict[str, Tensor]
-) -> Iterator[tuple[dict[str, Tensor], Batch]]:
-    """Weights and samples that depend on these parameters, where any do."""
+) -> Iterator[tuple[dict[str, Tensor], Batch, bool]]:
+    """Weights and samples that depend on these parameters, where any do.
+
+    With them comes whether functions of the user's own take part.
+    """
     for weights in (beside, {name: p.double() for name, p in problem.params.items()}):
         batches = problem.batches("train", _MANY)
         while names and (batch := next(batches, None)) is not None:
-            if reached := names & _reached(problem, weights, batch):
-                yield weights, batch
+            reached, has_own = _reached(problem, weights, batch)
+            if names & reached:
+                yield weights, batch, has_own
                 names = names - reached
 
 
-def _reached(problem: Problem, weights: dict[str, Tensor], batch: Batch) -> set[str]:
-    """The parameters that the losses of a batch depend on.
+def _reached(problem: Problem, weights: dict[str, Tensor], batch: Batch) -> tuple[set[str], bool]:
+    """The parameters that the losses of a batch depend on, and whether by the user's functions.
 
     All, where the losses cannot be differentiated: the ways that are tried say why.
     """
-    leaves = _leaves(weights)
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    loss = losses_in_double(problem, batch)(leaves)
+    has_own = has_own_functions(loss)
     try:
-        loss = losses_in_double(problem, batch)(leaves)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     except (RuntimeError, NotImplementedError):
-        return set(weights)
-    return {name for name, slope in zip(leaves, slopes, strict=True) if slope.any()}
-
-
-def _leaves(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: w.detach().requires_grad_() for name, w in weights.items()}
+        return set(weights), has_own
+    return {name for name, slope in zip(leaves, slopes, strict=True) if slope.any()}, has_own
 
 
 def hardest(problem: Problem) -> Batch:

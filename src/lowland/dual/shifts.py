@@ -119,16 +119,6 @@ class Shifts:
             "kgor,kgor->k", self.left, torch.einsum("kgri,goi->kgor", self.right, V)
         )
 
-    def inner_products(self) -> Tensor:
-        """``dW_k . dW_l`` of all pairs of pairs, (K, K)."""
-        if self.right is not None and self.right.shape[1:3] == (1, 1):  # outer products
-            left, right = self.left.flatten(1), self.right.flatten(1)
-            return (left @ left.T) * (right @ right.T)
-        return torch.cat(
-            [torch.cat([rows @ other.T for other in self.written_out()], 1)
-             for rows in self.written_out()]
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Search:

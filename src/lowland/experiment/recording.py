@@ -14,6 +14,7 @@ from lowland.experiment.configuration import FACTORS, SETTINGS, Configuration
 from lowland.experiment.subject import Subject
 from lowland.findings import Decomposition, Origin
 from lowland.measures import measure
+from lowland.problem import Problem
 from lowland.rescaling import rescale
 from lowland.results import Analysis
 from lowland.training import Training
@@ -31,6 +32,7 @@ class Record:
     numbers: dict[str, Any]
     configuration: Configuration
     subject: Subject
+    problem: Problem  # of the subject, trained
     training: Training
 
     def adding(self, numbers: dict[str, Any], split: Decomposition | None = None) -> "Record":
@@ -43,7 +45,8 @@ class Record:
 
 def recorded(configuration: Configuration, subject: Subject, training: Training) -> Record:
     """Analyse a trained network briefly, and measure all else that its configuration asks for."""
-    analysis = analysed(configuration, subject, training, brief=True)
+    problem = subject.problem()
+    analysis = analysed(configuration, subject, problem, training, brief=True)
     results = analysis.results
     numbers: dict[str, Any] = vars(results.outcome).copy()
     if results.duality is not None:
@@ -53,7 +56,6 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
         results = replace(results, duality=_fewer_components(split))
     numbers |= {row.name: row.value for row in results.measures}
     if len(configuration.layers) > 1:
-        problem = subject.problem()
         others = duality(  # type: ignore[call-overload]
             problem,
             list(configuration.layers[1:]),
@@ -71,7 +73,7 @@ def recorded(configuration: Configuration, subject: Subject, training: Training)
     if configuration.rescalings:
         numbers["rescaled"] = _rescaled(configuration, subject)
     analysis = replace(analysis, results=results)
-    record = Record(analysis, numbers, configuration, subject, training)
+    record = Record(analysis, numbers, configuration, subject, problem, training)
     for path in configuration.details:
         record = called(path, "details", record)
         if not isinstance(record, Record):
@@ -110,6 +112,7 @@ def _fewer_components(split: Decomposition) -> Decomposition:
 def analysed(
     configuration: Configuration,
     subject: Subject,
+    problem: Problem,
     training: Training,
     *,
     command: str | None = None,
@@ -123,7 +126,7 @@ def analysed(
     they are those of :func:`lowland.analyze`.
     """
     analysis = analyze(
-        subject.problem(),
+        problem,
         configuration.layers[0] if configuration.layers else None,
         out=out,
         title=title(configuration),

@@ -33,10 +33,11 @@ def encode(value: Any, arrays: Arrays, name: str = "") -> Any:
     decomposition holds it.
     """
     if is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        outer = f"{name}/" if name else ""
         return {
-            field.name: encode(inner, arrays, _way(name, field.name, is_dataclass(inner)))
-            for field in fields(value)
-            for inner in [getattr(value, field.name)]
+            key: encode(inner, arrays, (name or key) if is_dataclass(inner) else outer + key)
+            for key, inner in parts.items()
         }
     if isinstance(value, np.ndarray):
         if name in arrays:
@@ -52,12 +53,6 @@ def encode(value: Any, arrays: Arrays, name: str = "") -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     raise TypeError(f"{name} is {type(value).__name__}, which has no form in JSON")
-
-
-def _way(name: str, field: str, is_part: bool) -> str:
-    if not name:
-        return field
-    return name if is_part else f"{name}/{field}"
 
 
 def decode(kind: type[T], document: Any, arrays: Mapping[str, np.ndarray]) -> T:

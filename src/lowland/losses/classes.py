@@ -294,15 +294,16 @@ def cross_entropy() -> ClassLoss:
 
 def class_axis(outputs: Tensor, targets: Tensor, known_last: bool | None = None) -> int:
     """Along which dimension of the outputs the classes lie; both may fit, and one be known."""
+    shape, places = outputs.shape, targets.shape
     if targets.is_floating_point():
-        if targets.shape != outputs.shape:
+        if places != shape:
             raise ValueError("shares of classes must have the outputs' shape")
         return 1
-    beside = outputs.ndim > 1 and targets.shape == outputs.shape[:1] + outputs.shape[2:]
-    last = outputs.ndim > 1 and targets.shape == outputs.shape[:-1]
-    if beside and last and outputs.ndim > 2:
+    beside = len(shape) > 1 and places == shape[:1] + shape[2:]
+    last = len(shape) > 1 and places == shape[:-1]
+    if beside and last and len(shape) > 2:
         if known_last is not None:
-            return outputs.ndim - 1 if known_last else 1
+            return len(shape) - 1 if known_last else 1
         raise ValueError(
             "the classes can lie along the second dimension, as torch has them, or along the last, "
             "as Transformers has them, for there are as many classes as positions; pass a function "
@@ -313,7 +314,7 @@ def class_axis(outputs: Tensor, targets: Tensor, known_last: bool | None = None)
             "labels must have the outputs' shape without that of the classes: (n,) for (n, "
             "classes), (n, positions) for (n, positions, classes) or (n, classes, positions)"
         )
-    return 1 if beside else outputs.ndim - 1
+    return 1 if beside else len(shape) - 1
 
 
 def _helmert(C: int) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from lowland.budget import DEFAULT, Clock, OutOfBudget, in_words, limit
+from lowland.budget import DEFAULT, Clock, OutOfBudget, Work, in_words, limit
 from lowland.curvature import give_back
 from lowland.distributed import ranks
 from lowland.errors import InputError
@@ -159,6 +159,7 @@ class Measuring:
         self.problem, self.chosen, self.schedule = problem, chosen, schedule
         self.rows: dict[str, Measurement] = {}
         self._subset: Subset | None = None  # that the schedule has measures estimated from
+        self._works: dict[str, Work] = {}  # what each measure takes, as far as it was asked
 
     @property
     def tasks(self) -> dict[str, Callable[[], None]]:
@@ -174,7 +175,7 @@ class Measuring:
         """The measures as tasks to be planned; one that does not apply takes no time."""
         return {
             name: Task(
-                FREE if self._lacks(measure) else work_of(measure.cost, self.problem),
+                self._work(measure),
                 measure.loss,
                 first=name in _FIRST,
                 sampled=COPIES if measure.sampled else None,
@@ -183,6 +184,13 @@ class Measuring:
             if name not in self.rows
         }
 
+    def _work(self, measure: Measure) -> Work:
+        """Return what a measure takes; nothing if it does not apply."""
+        if measure.name not in self._works:
+            lacks = self._lacks(measure)
+            self._works[measure.name] = FREE if lacks else work_of(measure.cost, self.problem)
+        return self._works[measure.name]
+
     @functools.cached_property
     def _timed(self) -> float | None:
         """The seconds of a gradient where there is no plan to read them from."""
@@ -190,7 +198,7 @@ class Measuring:
 
     def _gradient(self, measure: Measure) -> float | None:
         """Return the seconds of a gradient, in which a measure that takes derivatives is priced."""
-        if self._lacks(measure) or not differentiates(measure.cost, self.problem):
+        if not differentiates(self._work(measure), self.problem):
             return None
         plan = self.schedule.plan
         return self._timed if plan is None else plan.gradient
@@ -242,10 +250,11 @@ class Measuring:
             if samples := self.schedule.samples(measure.name):
                 self._subset = self._subset or Subset(self.problem, samples)
                 value = self._subset.value(measure)
-            elif measure.loss is not None:
-                value = measure.function(self.problem.with_loss(measure.loss))
             else:
-                value = measure.function(self.problem)
+                loss = measure.loss
+                problem = self.problem if loss is None else self.problem.with_loss(loss)
+                with problem.measuring():  # once for all that it computes
+                    value = measure.function(problem)
         except InputError as error:
             return None, f"does not apply: {error}"
         except Exception as error:  # of the user's code or a defect of ours: the others stand

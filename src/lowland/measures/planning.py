@@ -97,17 +97,23 @@ class _Agenda:
     def fill(self, tasks: Mapping[str, Task], allowed: float, share: float | None = None) -> None:
         """Take tasks while they fit, from cheap to dear; those that come first before others."""
         left = {name: task for name, task in tasks.items() if name not in self.takes}
+        costs = {name: self.cost(task, share) for name, task in left.items()}
+        reading = {
+            n for n, task in left.items() if not self.given.keys().isdisjoint(task.work.needs)
+        }
         while True:
-            waiting = [name for name, task in left.items() if self._waits(task)]
-            if len(waiting) == len(left):
+            ready = [n for n, task in left.items() if n not in reading or not self._waits(task)]
+            if not ready:
                 return
-            costs = {n: self.cost(task, share) for n, task in left.items() if n not in waiting}
-            name = min(costs, key=lambda n: (not left[n].first, costs[n][0]))
+            name = min(ready, key=lambda n: (not left[n].first, costs[n][0]))
             seconds, added = costs[name]
+            del left[name]
             if self.seconds + seconds <= allowed:
                 self.takes[name] = seconds
                 self.done |= added
-            del left[name]
+                # Those that share some of it take less now.
+                sharing = {n: t for n, t in left.items() if not added.isdisjoint(costs[n][1])}
+                costs |= {n: self.cost(task, share) for n, task in sharing.items()}
 
 
 @dataclass(frozen=True)

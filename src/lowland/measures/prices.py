@@ -52,7 +52,7 @@ def prices(problem: Problem, allowed: float = math.inf) -> Prices:
                 units[unit] = passing() * problem.count() / len(few.train)
     give_back(problem)
     assert set(units) == set(UNITS)
-    return Prices(units, lambda shared: work_of(shared.cost, problem))  # type: ignore[attr-defined]
+    return Prices(units, cache(lambda shared: work_of(shared.cost, problem)))
 
 
 def _enough(problem: Problem, long: float, count: int) -> tuple[Problem, float]:

@@ -47,7 +47,7 @@ class Schedule:
             return
         if self.clock.stopped is not None:
             return
-        with self.clock.limited():
+        with self.clock.limited(), problem.measuring():
             self.progress("what one gradient takes")
             to_plan = tasks()
             try:

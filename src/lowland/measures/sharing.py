@@ -25,12 +25,12 @@ def work_of(cost: Cost, problem: "Problem") -> Work:
         return FREE
 
 
-def differentiates(cost: Cost, problem: "Problem") -> bool:
-    """Return whether something of this cost, or what it needs, takes derivatives."""
-    work = work_of(cost, problem)
+def differentiates(work: Work, problem: "Problem") -> bool:
+    """Return whether work, or what it needs, takes derivatives."""
     if any(getattr(work, unit) for unit in DERIVATIVES):
         return True
-    return any(differentiates(shared.cost, problem) for shared in work.needs)  # type: ignore[attr-defined]
+    needed = (work_of(shared.cost, problem) for shared in work.needs)  # type: ignore[attr-defined]
+    return any(differentiates(each, problem) for each in needed)
 
 
 def on_test(passes: Work) -> Callable[["Problem"], Work]:

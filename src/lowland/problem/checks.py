@@ -38,6 +38,7 @@ def check_tensors(model: nn.Module) -> None:
                 f"module {name!r} divides its gradient by how often a token occurs in a batch "
                 "(scale_grad_by_freq), which is not that of the loss; switch it off for measuring"
             )
+    sharded = is_sharded(model)
     for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, t in named:
             if nn.parameter.is_lazy(t) or t.is_meta:
@@ -56,7 +57,7 @@ def check_tensors(model: nn.Module) -> None:
             owner = model.get_submodule(name.rpartition(".")[0])
             finite = kind == "parameter" or isinstance(owner, nn.modules.batchnorm._NormBase)
             bad = int((~values.isfinite() if finite else values.isnan()).sum())
-            bad = total_count(bad) if is_sharded(model) else bad
+            bad = total_count(bad) if sharded else bad
             if bad:
                 what = "NaN or infinite" if finite else "NaN"
                 raise InputError(

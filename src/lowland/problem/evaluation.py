@@ -38,6 +38,7 @@ class Evaluation:
     _batch_size: int | None
     _looked_at: Hashable  # the state in which all of these were found
     _found: dict[Hashable, Any]
+    _looked_in: object  # while the model was measured, in which nothing can change
 
     @property
     def whole(self) -> "Evaluation":
@@ -68,9 +69,12 @@ class Evaluation:
         of it outlives a change of weights, buffers, ``requires_grad``, data or the loss.
         """
         with ONE_AT_A_TIME:
-            state = self.state
-            if self._anywhere(state != self._looked_at):
-                self._looked_at, self._found = state, {}
+            held = self._network.held
+            if held is None or held is not self._looked_in:
+                state = self.state
+                if self._anywhere(state != self._looked_at):
+                    self._looked_at, self._found = state, {}
+                self._looked_in = held
             if key not in self._found:
                 self._found[key] = look()
             return self._found[key]
@@ -156,7 +160,7 @@ class Evaluation:
         if self._batch_size is not None:
             size = min(size, self._batch_size)
         data = self.data(split)
-        if self.sharded:  # all ranks must gather the same parameters at the same time
+        if self._network.sharded:  # all ranks must gather the same parameters at the same time
             count = min(most(-(-len(data) // size)), -most(-len(data)))
             return (self.place(batch) for batch in data.parts(count))
         return (self.place(batch) for batch in data.chunks(size))
@@ -174,7 +178,7 @@ class Evaluation:
     def place(self, batch: Batch) -> Batch:
         """The batch on the model's device, in its precision; an error if the time is up."""
         check_time()
-        device, dtype = self.device, self.dtype
+        device, dtype = self._network.device, self._network.dtype
         with torch.inference_mode(False):
             return batch.map(lambda t: in_precision(constant(t).to(device), dtype))
 
@@ -194,7 +198,7 @@ class Evaluation:
         ``params`` replaces some of the parameters; the others enter as constants, so that no
         gradient ever reaches the user's own tensors.
         """
-        out = tensor_of(self.run(inputs, params))
+        out = tensor_of(self._network.run(inputs, params))
         if not isinstance(out, Tensor):
             raise InputError(
                 f"the model returns {type(out).__name__}; expected a tensor of outputs, or a dict "

@@ -43,6 +43,9 @@ class _Held:
     tensors: dict[str, Tensor]
     names: tuple[str, ...]
     state: Hashable
+    device: torch.device
+    dtype: torch.dtype
+    sharded: bool
 
 
 class Network:
@@ -83,7 +86,7 @@ class Network:
         self._copies = self.stored is None and (self._wide is not None or of_inference_mode(model))
         check_tensors(self.model)
         self._every = {name for name, _ in self.model.named_parameters()}
-        _ = self.names  # an error if nothing can be measured
+        self._names(self.model)  # an error if nothing can be measured
 
     @property
     def model(self) -> nn.Module:
@@ -110,9 +113,9 @@ class Network:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the measured parameters."""
-        if (held := self._held) is not None:
-            return held.names
-        model = self.model
+        return self._names(self.model) if self._held is None else self._held.names
+
+    def _names(self, model: nn.Module) -> tuple[str, ...]:
         every = {name for name, _ in model.named_parameters()}
         if lost := sorted(self._every - every):
             how = f"no parameter {lost[0]!r} any more"
@@ -141,13 +144,16 @@ class Network:
         """
         if self.stored is not None:
             return {name: self.stored.widened(name) for name in self.names}
-        held, names = self._tensors(), self.names
-        return {name: held[name] for name in names}
+        if (held := self._held) is not None:
+            return {name: held.tensors[name] for name in held.names}
+        model = self.model
+        tensors = self._tensors(model)
+        return {name: tensors[name] for name in self._names(model)}
 
     @property
     def sharded(self) -> bool:
         """Whether the parameters are shards of several ranks."""
-        return is_sharded(self._model)
+        return is_sharded(self._model) if self._held is None else self._held.sharded
 
     @property
     def frozen(self) -> dict[str, Tensor]:
@@ -156,14 +162,11 @@ class Network:
         params = [n for n, _ in self._model.named_parameters() if n not in names]
         if self.stored is not None:
             return {name: self.stored.widened(name) for name in params}
-        held = self._tensors()
-        return {name: held[name] for name in params}
+        tensors = self._tensors(self.model) if self._held is None else self._held.tensors
+        return {name: tensors[name] for name in params}
 
-    def _tensors(self) -> dict[str, Tensor]:
-        """Every parameter and buffer as a constant, by name; copies while it is measured."""
-        if (held := self._held) is not None:
-            return held.tensors
-        model = self.model
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Every parameter and buffer as a constant, by name."""
         constants: dict[str, Tensor] = {}
         if self.stored is None:
             constants = {n: constant(p) for n, p in model.named_parameters()}
@@ -173,6 +176,8 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model's parameters live; data is moved there batch by batch."""
+        if self._held is not None:
+            return self._held.device
         if self.stored is not None:
             return next(self.model.parameters()).device
         return next(iter(self.params.values())).device
@@ -182,6 +187,8 @@ class Network:
         """The precision that the model is measured in; floating-point data is cast to it."""
         if self.stored is not None:
             return self.stored.dtype
+        if self._held is not None:
+            return self._held.dtype
         return next(iter(self.params.values())).dtype
 
     def select(self, params: str | list[str] | None = None) -> dict[str, Tensor]:
@@ -207,12 +214,9 @@ class Network:
         self, inputs: Inputs, params: Mapping[str, Tensor] | None = None, **more: Tensor
     ) -> Any:
         """What the model returns, unchanged, for the inputs and more arguments by name."""
-        args, kwargs = arguments(self.model, inputs)
-        return self.call(self.model, "", params or {}, args, {**kwargs, **more})
-
-    def _precision(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
-        """A context for a forward pass in ``dtype``; empty where that is the model's own."""
-        return contextlib.nullcontext() if dtype in self._written_in else all_in(dtype)
+        model = self.model
+        args, kwargs = arguments(model, inputs)
+        return self.call(model, "", params or {}, args, {**kwargs, **more})
 
     def call(
         self,
@@ -223,8 +227,10 @@ class Network:
         kwargs: dict | None = None,
     ) -> Any:
         """The output of a module that holds the model under ``prefix``, with these ``params``."""
+        held = self._held
         # Buffers are handed over too: what a forward pass puts in their place is then undone.
-        values, names = dict(self._tensors()), self.names
+        values = dict(self._tensors(self.model) if held is None else held.tensors)
+        names = self.names if held is None else held.names
         given: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self.stored is None:
             values.update(params)
@@ -233,7 +239,8 @@ class Network:
             given, dtype = self.stored.given(params), self.dtype
             values = {n: in_precision(t, dtype) for n, t in values.items()}
         named = {f"{prefix}{name}": value for name, value in values.items()}
-        with given, self._precision(dtype):
+        usual = dtype in self._written_in
+        with given, contextlib.nullcontext() if usual else all_in(dtype):
             return functional_call(module, named, args, kwargs)
 
     def copied(self) -> nn.Module:
@@ -263,6 +270,11 @@ class Network:
         """Return a network of a copy of the model, which follows nobody."""
         return Network(self.copied(), self._which, None, self._memory, written_in=self._written_in)
 
+    @property
+    def held(self) -> object:
+        """What stands for the model while it is measured, and differs each time; else None."""
+        return self._held
+
     @contextlib.contextmanager
     def measuring(self, *, packing: bool = True) -> Iterator[None]:
         """Run the model in eval mode and leave no trace of it.
@@ -277,13 +289,15 @@ class Network:
             if self._held is not None:
                 yield
                 return
-            model, names, state = self.model, self.names, self.state
+            model = self.model
+            names, state, sharded = self._names(model), state_of_model(model), is_sharded(model)
             with differentiating(), random_state_kept(), modules_kept(model):
                 model.eval()
                 # Copies: a forward pass that writes into its weights does not write into the
                 # user's.
-                tensors = {name: t.clone() for name, t in self._tensors().items()}
-                self._held = _Held(tensors, names, state)
+                tensors = {name: t.clone() for name, t in self._tensors(model).items()}
+                one = next(model.parameters()) if self.stored is not None else tensors[names[0]]
+                self._held = _Held(tensors, names, state, one.device, one.dtype, sharded)
                 keeping: contextlib.AbstractContextManager = contextlib.nullcontext()
                 if self.stored is not None:
                     self.stored.install()

@@ -59,21 +59,21 @@ class _Widened(TorchFunctionMode):
         if func in _COMPLEX_CASTS:
             return args[0].to(self.complex, **kwargs)
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if any(t.dtype in (self.dtype, self.complex) for t in tensors):
+        kinds = {t.dtype for t in tensors}
+        if not kinds.isdisjoint((self.dtype, self.complex)) and not kinds.isdisjoint(self.narrower):
             written = args[:1] if _writes(func) else ()  # where it is, as it is
             args, kwargs = pytree.tree_map_only(Tensor, self._widened, (args, kwargs))
             args = (*written, *args[len(written) :])
-        wide = {name: self._wide(value) for name, value in kwargs.items()}
-        return func(*(self._wide(value) for value in args), **wide)
+        wide = {n: self._wide(v) if isinstance(v, torch.dtype) else v for n, v in kwargs.items()}
+        return func(*(self._wide(v) if isinstance(v, torch.dtype) else v for v in args), **wide)
 
     def _widened(self, t: Tensor) -> Tensor:
         return in_precision(t, self.dtype) if t.dtype in self.narrower else t
 
-    def _wide(self, value: Any) -> Any:
-        is_narrow = isinstance(value, torch.dtype) and value in self.narrower
-        if not is_narrow:
-            return value
-        return self.complex if value.is_complex else self.dtype
+    def _wide(self, asked: torch.dtype) -> torch.dtype:
+        if asked not in self.narrower:
+            return asked
+        return self.complex if asked.is_complex else self.dtype
 
 
 def _writes(func: Callable) -> bool:

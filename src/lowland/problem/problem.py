@@ -155,7 +155,7 @@ class Problem(Evaluation):
         self.memory, self._batch_size, self.training = memory, batch_size, training
         self._initial, self._whole, self._base = initial, whole, base
         self._variants: dict[str, Problem] = {}  # what with_loss made of it, by the loss's name
-        self._looked_at, self._found = None, {}
+        self._looked_at, self._found, self._looked_in = None, {}, None
 
     def _like(self, **parts: Any) -> "Problem":
         """Return a problem with these parts, the others as here, and nothing found out yet."""

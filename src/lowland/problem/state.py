@@ -30,52 +30,67 @@ def state_of_model(model: nn.Module) -> Hashable:
     Modes are left out: a model is measured in eval mode. Of an attribute that is an object of the
     user's own, only its identity is seen.
     """
-    return _mark(model, {})
+    return _marks(model)
 
 
 def state_of_data(tensors: Iterable[Any]) -> Hashable:
     """Return the state of data: tensors' versions, and the values of up to 256 KiB of each."""
-    return tuple(
-        (_stamp(t), _checksum(_sample(t.detach()))) if isinstance(t, Tensor) else id(t)
-        for t in tensors
-    )
+    return tuple([_mark(t, _sample(t)) if isinstance(t, Tensor) else id(t) for t in tensors])
 
 
 def state_of_loss(loss: object) -> Hashable:
     """Return the state of a loss: its attributes, and the state of modules among them."""
-    return _mark(list(vars(loss).values()), {})
+    return _marks(vars(loss))
 
 
-def _mark(value: Any, seen: dict[int, Hashable]) -> Hashable:
-    """Return what tells a value from others; ``seen`` holds the marks of objects that were met."""
-    if isinstance(value, _PLAIN):
-        return value
-    if id(value) in seen:
-        return seen[id(value)]
-    seen[id(value)] = id(value)
-    if isinstance(value, Tensor):
-        mark: Hashable = (value.requires_grad, _stamp(value), _checksum(local(value.detach())))
-    elif isinstance(value, nn.Module):
-        own = vars(value)
-        parts = [(name, _mark(own[name], seen)) for name in own if name not in _UNSEEN]
-        mark = (type(value), *(tuple(own[name]) for name in _HOOKS), *parts)
-    elif isinstance(value, Mapping):
-        mark = tuple([(_mark(k, seen), _mark(v, seen)) for k, v in value.items()])
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        mark = tuple([_mark(each, seen) for each in value])
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        mark = zlib.crc32(value.tobytes())
-    else:
-        mark = id(value)
-    seen[id(value)] = mark
-    return mark
+def _marks(value: Any) -> Hashable:
+    """Return what tells a value from others: a mark of it, then those of all parts it is made of.
+
+    The mark of a container says how many parts it has, so that no two structures read the same.
+    """
+    marks: list[Hashable] = []
+    met: dict[int, int] = {}  # where the mark of an object is
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _PLAIN):
+            marks.append(value)
+            continue
+        if id(value) in met:
+            marks.append(("again", met[id(value)]))
+            continue
+        met[id(value)] = len(marks)
+        kind, parts = type(value), []
+        if isinstance(value, Tensor):
+            marks.append(_mark(value, local(value)))
+            continue
+        if isinstance(value, nn.Module):
+            own = vars(value)
+            seen = {name: own[name] for name in own if name not in _UNSEEN}
+            parts = list(seen.values())
+            marks.append((kind, *seen, *[tuple(own[name]) for name in _HOOKS]))
+        elif isinstance(value, Mapping):
+            parts = [*value.keys(), *value.values()]
+            marks.append((kind, len(value)))
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            parts = list(value)
+            marks.append((kind, len(value)))
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+            marks.append((value.shape, value.dtype.str, zlib.crc32(value.tobytes())))
+        else:
+            marks.append((kind, id(value)))
+        waiting += parts
+    return tuple(marks)
 
 
-def _stamp(t: Tensor) -> Hashable:
-    """Return shape, precision, place in memory and version of a tensor."""
+def _mark(t: Tensor, values: Tensor) -> Hashable:
+    """Return shape, precision, place in memory and version of a tensor, and a checksum of values.
+
+    ``values`` are those of the tensor, or some of them.
+    """
     version = None if t.is_inference() else t._version
     place = t.data_ptr() if t.layout == torch.strided and type(t) in _OF_TORCH else id(t)
-    return t.shape, t.dtype, place, version
+    return t.requires_grad, t.shape, t.dtype, place, version, _checksum(values.detach())
 
 
 def _sample(t: Tensor) -> Tensor:

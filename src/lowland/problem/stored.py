@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lowland.errors import InputError
 
 _SHARDING = "torch.distributed.fsdp"  # where FSDP2's own hooks on modules come from
+_WHOLE = "full_tensor"  # what distributed tensors have; importing DTensor to ask takes seconds
 SHARDED = (
     "on a sharded model losses, gradients, products with the Hessian, GGN and Fisher matrices, "
     "eigsh, estimated traces and spectral densities are measured; this needs the whole model on "
@@ -26,16 +27,12 @@ SHARDED = (
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters are distributed tensors, as ``fully_shard`` makes them."""
-    return any(_is_distributed(p) for p in model.parameters())
+    return any(hasattr(p, _WHOLE) for p in model.parameters())
 
 
 def local(t: Tensor) -> Tensor:
     """What this rank holds of a tensor."""
-    return t.to_local() if _is_distributed(t) else t  # type: ignore[attr-defined]
-
-
-def _is_distributed(t: Tensor) -> bool:
-    return hasattr(t, "full_tensor")  # importing DTensor, to ask for it, takes seconds
+    return t.to_local() if hasattr(t, _WHOLE) else t  # type: ignore[attr-defined]
 
 
 class Stored:
@@ -67,7 +64,7 @@ class Stored:
     def widened(self, name: str) -> Tensor:
         """A new tensor with the whole parameter, in the measured precision."""
         p = self._parameters()[name].detach()
-        if _is_distributed(p):
+        if hasattr(p, _WHOLE):
             p = p.full_tensor()  # type: ignore[attr-defined]
         wide = p.to(self.dtype, copy=True)
         storage = wide.untyped_storage()

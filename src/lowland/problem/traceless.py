@@ -62,7 +62,11 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
         tensors = [t for t in (*own.values(), *module._buffers.values()) if isinstance(t, Tensor)]
         values = [(t, t.detach().clone()) for t in tensors]
         parts = [dict(own), dict(module._parameters), dict(module._buffers)]
-        members = [(each, copy.copy(each)) for name, each in own.items() if _is_own(name, each)]
+        members = [  # of containers of the user's own
+            (each, copy.copy(each))
+            for name, each in own.items()
+            if name not in OF_MODULES and isinstance(each, list | set | dict | deque)
+        ]
         before.append((module, parts, values, members))
     try:
         yield
@@ -77,11 +81,6 @@ def modules_kept(model: nn.Module) -> Iterator[None]:
                 for tensor, value in values:
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
-
-
-def _is_own(name: str, value: Any) -> bool:
-    """Whether an attribute is a container of the user's own, whose members may change."""
-    return name not in OF_MODULES and isinstance(value, list | set | dict | deque)
 
 
 def _refill(container: Any, members: Any) -> None:
@@ -138,7 +137,8 @@ def plain_operations(model: nn.Module, notes: set[str]) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        torch._C._functorch._set_vmap_fallback_warning_enabled(True)  # type: ignore[attr-defined] # the default
+        inner = before[1] is _NoCheckpoint  # another model is being measured around this
+        torch._C._functorch._set_vmap_fallback_warning_enabled(not inner)  # type: ignore[attr-defined]
         torch.backends.mkldnn.set_flags(_enabled=mkldnn)
         for (module, name, _), value in zip(replaced, before, strict=True):
             setattr(module, name, value)

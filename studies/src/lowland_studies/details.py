@@ -92,7 +92,7 @@ def after_decay(record: Record) -> Record:
 def leading_order(record: Record) -> Record:
     """Record the supplement's approximations, by direction and summed (Eq. 13, 16 and 17)."""
     own = record.analysis.results.duality
-    parts = _split(record, record.subject.problem(), leading_order=True).approximations
+    parts = _split(record, record.problem, leading_order=True).approximations
     if own is None or parts is None:
         return record
     sums = {"eq13": parts.finite, "eq16": parts.alone, "eq17": parts.linear}
@@ -102,7 +102,7 @@ def leading_order(record: Record) -> Record:
 
 def reverse_pairs(record: Record) -> Record:
     """Record the decomposition that pairs each training sample with its nearest test sample."""
-    problem = record.subject.problem()
+    problem = record.problem
     split = _split(record, problem, pairs=pair(problem, each="train"))
     return record.adding({"reverse": of_decomposition(split)})
 
@@ -229,12 +229,11 @@ def halves(record: Record) -> Record:
     One half can choose among networks, and the other judge the choice. The samples are taken in the
     order of their classes, so that both halves have as many of each.
     """
-    X, y = record.subject.test
+    _, y = record.subject.test
     order = torch.argsort(y, stable=True) if y.ndim == 1 else torch.arange(len(y))
     numbers = {}
     for begin, half in enumerate(("first", "second")):
-        chosen = order[begin::2]
-        judged = replace(record.subject, test=(X[chosen], y[chosen])).problem()
+        judged = record.problem.subset(order[begin::2], "test")
         for name, row in measure(judged, ["test_loss", "test_error"]).whole().items():
             numbers[f"{half}_{name}"] = row.value
     return record.adding(numbers)
@@ -242,6 +241,6 @@ def halves(record: Record) -> Record:
 
 def stressed(record: Record) -> Record:
     """Record what each rescaling does to each measure, as ``lowland measures --stress`` says it."""
-    moves = stress(record.subject.problem(), list(record.configuration.measures)).moves
+    moves = stress(record.problem, list(record.configuration.measures)).moves
     told = {name: {by: move.verdict for by, move in row.items()} for name, row in moves.items()}
     return record.adding({"stress": told})

@@ -62,9 +62,10 @@ CALL = 1e6  # operations in the time that the calls of one parameter's layer tak
 
 def affordable(problem: Problem) -> bool:
     """Whether all eigenvalues of its matrices can be had, as far as sizes tell."""
-    size = sum(p.numel() for p in problem.params.values())
-    operations = 12 * size * problem.count() + CALL * len(problem.params)
-    return _small(problem) and operations * size <= AFFORDABLE
+    sizes = [p.numel() for p in problem.params.values()]
+    size = sum(sizes)
+    operations = 12 * size * problem.count() + CALL * len(sizes)
+    return size <= ALL_EIGENVALUES and operations * size <= AFFORDABLE
 
 
 def _work(of: Literal["hessian", "ggn"], problem: Problem) -> Work:
