@@ -40,9 +40,7 @@ def check_hessian_determined(problem: Problem) -> None:
     _check(problem, "Hessian", partial(H.product_at, v))
 
 
-def _check(
-    problem: Problem, name: str, derivative: Callable[[dict[str, Tensor]], Tensor]
-) -> None:
+def _check(problem: Problem, name: str, derivative: Callable[[dict[str, Tensor]], Tensor]) -> None:
     if problem.stored is not None or problem.sharded:
         return
 
