@@ -370,11 +370,12 @@ def test_the_trace_of_a_small_network_is_exact_where_no_layer_is_seen_through():
 
 
 def test_an_estimated_measure_carries_its_error(monkeypatch):
-    monkeypatch.setattr("lowland.curvature.diagonals._PRODUCTS", 1e-9)  # no product for each weight
+    monkeypatch.setattr("lowland.curvature.diagonals._TRACE_PASSES", 0)  # nothing exact that costs
+    monkeypatch.setattr("lowland.curvature.diagonals._Plan._by_products", lambda plan, *_: plan)
     monkeypatch.setattr("lowland.measures.shared.spectrum.AFFORDABLE", 0)  # nor all eigenvalues
-    problem = CASES["lstm"].problem()
+    problem = CASES["mlp-gelu"].problem(n=200)
     found = ll.measure(problem, "trace")["trace"]
-    assert 0 < found.stderr <= 0.01 * found.value
+    assert 0 < found.stderr <= 0.05 * found.value
     assert abs(found.value - dense_hessian(problem).trace().item()) <= 4 * found.stderr
 
 

@@ -161,7 +161,7 @@ def test_the_eigenvalue_is_that_of_the_hessian_and_starts_from_the_last_one():
         assert probe(step)["lowland/largest_eigenvalue"] == pytest.approx(exact, rel=0.01)
     H = ll.hessian(probe.problem)
     again = ll.eigsh(H, k=1, tol=0.01, start=probe._eigenvector)
-    assert again.matvecs < ll.eigsh(H, k=1, tol=0.01).matvecs
+    assert again.matvecs <= 12  # that no larger one is left out takes some, however good the start
 
 
 def test_other_measures_by_name_are_those_of_measure():

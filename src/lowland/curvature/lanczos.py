@@ -6,7 +6,8 @@ and the iteration goes on from the same residual block. Every new block is ortho
 against the whole basis, so that no eigenvalue appears more often than it should.
 
 It sees one copy of a multiple eigenvalue, and none of an eigenvector that the start happens to be
-orthogonal to. So it is followed by a search from a random direction in what the basis leaves out.
+orthogonal to. So it is followed by a search from a random direction in what the basis leaves out,
+unless one eigenvalue is asked for: a copy of it changes nothing, and its own search began so.
 If that holds an eigenvalue beyond those found, j products show it, except with the probability
 
     .824 sqrt(n) ((1 - sqrt e) / (1 + sqrt e))^(j - 1/2)
@@ -37,6 +38,9 @@ _SMALL = 1e-2  # share of a vector that is left, from which on its rounding is n
 # Gaps whose products are enough if what was left out has come to within its residual of the
 # edge, and if it has converged.
 _NEAR, _SETTLED = 0.1, 0.25
+# What is allowed of a residual, if no second search follows: one that is near is seen by then.
+_ALONE = 0.1
+_SHARE = 0.3  # of a random direction, in a start from an earlier vector
 
 
 @dataclass(frozen=True)
@@ -114,10 +118,15 @@ def eigsh(
         raise InputError(f"start has {len(start)} rows; the operator has size {n}")
     A = Scaled(A)
     generator = torch.Generator(device=A.device).manual_seed(seed)
-    if start is None:
-        start = torch.randn(n, min(block, n), device=A.device, generator=generator)
-    Q = start.reshape(n, -1).to(A.device, A.dtype)
-    b = Q.shape[1]
+    b = min(block, n) if start is None else start.reshape(n, -1).shape[1]
+    # A search for one from a random direction is itself one for what it may have left out. One
+    # from an earlier vector is as well, with a share of such a direction in its start.
+    alone, random = k == 1, torch.randn(n, b, device=A.device, generator=generator).to(A.dtype)
+    Q = random
+    if start is not None:
+        Q = start.reshape(n, -1).to(A.device, A.dtype)
+        if alone:
+            Q = Q / Q.norm(dim=0) + _SHARE * random / random.norm(dim=0)
     usual = max(1000, 50 * k)
     limit = max_matvecs if max_matvecs is not None else usual
     fits = columns_within(A) - 4 * b  # beside the block, its products and what is left of them
@@ -187,10 +196,14 @@ def eigsh(
         # Nor may another one come to lie beyond the last of them.
         found = found and bool((_far(theta, which) + 2 * expected <= edge)[k:].all())
         complete = not room  # nothing is outside
-        if found and room and outside is not None:
-            F = T[outside:, outside:]
-            left_out = _left_out(F, coupling, edge, which, tol, n, tried)
+        if found and room and (alone or outside is not None):
+            F = T[outside or 0 :, outside or 0 :]
+            # Little of a random direction shows as much as a longer vector's would.
+            share = 1.0 if start is None or outside is not None else _SHARE
+            left_out = _left_out(F, coupling, edge, which, tol, n / share**2, tried // b)
             complete, found = left_out is False, left_out is not None
+            if alone and float(expected[0]) > _ALONE * float(allowed[0]):
+                complete = found = False
         if not (stop or found or full):
             continue
         if outside is not None and not (stop or found):  # the best of the search outside
@@ -206,7 +219,7 @@ def eigsh(
         V.turn(Y)
         if keeps_products:
             AV.turn(Y)
-        restarted, look = True, 0
+        alone, restarted, look = False, True, 0
         if not (keeps_products or stop or found):
             continue
         top = V.all[:, :k]
@@ -230,7 +243,7 @@ def _left_out(
     edge: float,
     which: End,
     tol: float,
-    n: int,
+    n: float,
     products: int,
 ) -> bool | None:
     """Return whether there are eigenvalues beyond the edge outside; None if it is not known yet.

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from lowland.budget import Work
-from lowland.curvature import hessian
 from lowland.errors import InputError
-from lowland.measures.shared.spectrum import in_double
+from lowland.measures.shared.spectrum import hessian_spectrum, in_double, whole_hessian
 from lowland.measures.sharing import once
 from lowland.problem import Problem
 
@@ -27,11 +26,15 @@ def check_gradient_determined(problem: Problem) -> None:
     _check(problem, "mean gradient", gradient)
 
 
-@once(Work(products=1 + _MOVES))
+@once(Work(products=3 * (1 + _MOVES)))  # each makes its graph again
 def check_hessian_determined(problem: Problem) -> None:
-    """Raise an error if the Hessian is made of rounding, going by a product with it."""
-    problem = in_double(problem)
-    H = hessian(problem)
+    """Raise an error if the Hessian is made of rounding, going by a product with it.
+
+    It is asked in the precision that its spectrum is computed in.
+    """
+    if hessian_spectrum(problem).exact:
+        problem = in_double(problem)
+    H = whole_hessian(problem)
     generator = torch.Generator(device=H.device).manual_seed(0)
     v = torch.randn(H.size, dtype=H.dtype, device=H.device, generator=generator)
     _check(problem, "Hessian", partial(H.product_at, v))

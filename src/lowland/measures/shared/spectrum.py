@@ -90,7 +90,7 @@ def whole_hessian(problem: Problem) -> Hessian:
 @once(partial(_work, "hessian"))
 def _hessian_run(problem: Problem) -> tuple[Spectrum, Eigenpairs | None]:
     """The Hessian's eigenvalues and, of a quadrature, the leading ones with their vectors."""
-    exact = _exactly(hessian(in_double(problem))) if _small(problem) else None
+    exact = _exactly(whole_hessian(in_double(problem))) if _small(problem) else None
     if exact is not None:
         return exact, None
     H = whole_hessian(problem)
