@@ -7,9 +7,15 @@ background jobs with SIGINT ignored, which all their children inherit.
 
 import os
 import signal
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from lowland.sweep import Store
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, and for subprocesses
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,3 +34,22 @@ LONG = ("uses", "measures", "faults", "executors", "studies", "analysis", "cli",
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> "Store":
+    """Return a store of runs, still empty."""
+    from lowland.sweep import Store
+
+    return Store(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def lightning() -> ModuleType:
+    return pytest.importorskip("lightning", reason="needs the package lightning")
+
+
+@pytest.fixture
+def transformers() -> ModuleType:
+    pytest.importorskip("accelerate", reason="needs the package accelerate")
+    return pytest.importorskip("transformers", reason="needs the package transformers")

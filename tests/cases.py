@@ -172,3 +172,20 @@ def dense_hessian(problem: Problem, names: list[str] | None = None) -> Tensor:
 
     with problem.measuring():
         return torch.autograd.functional.hessian(loss, torch.cat([v.flatten() for v in values]))
+
+
+def descend(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    steps: int,
+    rate: float,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    **options: float,
+) -> None:
+    """Train a model by so many steps of gradient descent, each on all data."""
+    optimizer = torch.optim.SGD(model.parameters(), rate, **options)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(data[0]), data[1]).backward()
+        optimizer.step()
+    optimizer.zero_grad()

@@ -14,6 +14,7 @@ import pytest
 
 from lowland import InputError, atomic
 from lowland.atomic import check_writable, replaced_directory, write_file, write_page
+from stores import names
 
 FILES = ("a.txt", "b.txt")
 PAGE = '<!doctype html>\n<meta name="generator" content="Lowland 0.1.0">\n<p>numbers'
@@ -28,10 +29,6 @@ def write(target: Path, text: str) -> None:
 def read(target: Path) -> set[str]:
     assert {p.name for p in target.iterdir()} == {*FILES, "SHA256SUMS"}
     return {(target / name).read_text() for name in FILES}
-
-
-def names(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()}
 
 
 @pytest.fixture(params=["exchange", "two renames"])

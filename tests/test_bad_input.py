@@ -1,6 +1,5 @@
 """Every mistake a user can hand over: one line, what to do about it, exit code 2, nothing left."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from commandline import MINE, Ran, entries, run, run_inside
+from test_checkpoint import RunsCode
 
 # Factories that go wrong, each in its own way.
 BROKEN = """
@@ -160,13 +160,6 @@ def infinite_loss(outputs, targets):
 def failing_loss(outputs, targets):
     return outputs.no_such_method()
 """
-
-
-class RunsCode:
-    """A pickle that would make a file when it is read."""
-
-    def __reduce__(self):
-        return os.mkdir, ("pwned",)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from torch import nn
 
 import lowland as ll
 from browser import chromium
+from cases import descend
 from commandline import run
 from landscapes import make_surface
 from lowland.comparison import compare, lower, shapley
@@ -31,11 +32,7 @@ def trained(steps: int, **options: object) -> Problem:
     """The test problem's network after more steps, on the same data."""
     problem = make_problem(**options)
     batch = problem.train.take(slice(None))
-    optimizer = torch.optim.SGD(problem.model.parameters(), 0.2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(problem.model(batch.inputs), batch.targets).backward()
-        optimizer.step()
+    descend(problem.model, (batch.inputs, batch.targets), steps, 0.2)
     return problem
 
 

@@ -17,6 +17,7 @@ from scipy.stats import binom
 from torch import nn
 
 import lowland as ll
+from cases import descend
 from generated import KINDS, N, dense_matrices
 from lowland.curvature import (
     Spectrum,
@@ -296,11 +297,7 @@ def test_losses_and_errors_on_few_test_samples(n, steps):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 3))
         X, y = data(60)
-        optimizer = torch.optim.SGD(model.parameters(), 0.3)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(X), y).backward()
-            optimizer.step()
+        descend(model, (X, y), steps, 0.3)
         many = ll.measure(ll.Problem(model, train=(X, y), test=data(20_000)), list(held))
         for _ in range(8):
             few = ll.measure(ll.Problem(model, train=(X, y), test=data(n)), list(held))
@@ -326,11 +323,7 @@ def test_intervals_of_the_parts_of_the_gap():
         unit = (nn.ReLU, nn.Tanh)[seed % 2]
         model = nn.Sequential(*(nn.Linear(8, 9), unit(), nn.Linear(9, 9), unit(), nn.Linear(9, 3)))
         train, (X, y) = data((40, 120)[seed // 2 % 2]), data(2000)
-        optimizer = torch.optim.SGD(model.parameters(), 0.3)
-        for _ in range(400):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(train[0]), train[1]).backward()
-            optimizer.step()
+        descend(model, train, 400, 0.3)
 
         def totals(chosen, model=model, train=train, X=X, y=y, n_sharp=(3, 10, 25)[seed % 3]):
             problem = ll.Problem(model, train=train, test=(X[chosen], y[chosen]))
@@ -457,11 +450,7 @@ def smooth_network(seed):
     model = nn.Sequential(
         *(nn.Linear(6, width), unit(), nn.Linear(width, width), unit(), nn.Linear(width, 3))
     ).double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(choice(0, 60)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X), y).backward()
-        optimizer.step()
+    descend(model, (X, y), choice(0, 60), 0.1)
     return ll.Problem(model, train=(X, y))
 
 

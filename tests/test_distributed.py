@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lowland as ll
-from cases import CASES
+from cases import CASES, descend
 from lowland.measures import registered
 from lowland.problem import Problem
 from ranks import be_rank, run_both
@@ -49,11 +49,7 @@ def classifier(rank: int | None = None) -> Problem:
         *(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     ).double()
     initial = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X[:40]), y[:40]).backward()
-        optimizer.step()
+    descend(model, (X[:40], y[:40]), 60, 0.1)
     train, test = {0: (slice(27), slice(40, 45)), 1: (slice(27, 40), slice(45, 60))}.get(
         rank, (slice(40), slice(40, 60))
     )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lowland as ll
+from cases import descend
 from lowland.curvature import layer_hessian
 from lowland.dual import moments, shifts
 from lowland.errors import InputError
@@ -37,11 +38,7 @@ def make_problem(seed: int = 0, activation=lambda: nn.LeakyReLU(0.2), **options)
         activation(),
         nn.Linear(5, 3),
     ).double()
-    optimizer = torch.optim.SGD(model.parameters(), 0.2)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(train[0]), train[1]).backward()
-        optimizer.step()
+    descend(model, train, 60, 0.2)
     return Problem(model, train=train, test=test, **{"batch_size": 13, **options})
 
 

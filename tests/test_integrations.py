@@ -21,6 +21,7 @@ from test_optim_frameworks import (
     token_groups,
     token_loss,
 )
+from test_probe import network
 
 G = torch.Generator().manual_seed(3)
 X = torch.randn(48, 6, generator=G)
@@ -31,13 +32,6 @@ KEYS = {f"lowland/{name}" for name in (*BOTH, "critical_learning_rate", "overhea
 
 def failing(outputs, targets):
     raise RuntimeError("out of reach")
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3))
-    )
 
 
 @pytest.mark.parametrize("framework", ["lightning", "transformers"])
@@ -51,11 +45,6 @@ def test_a_missing_framework_is_one_line_that_names_the_extra(framework, monkeyp
 
 
 # Lightning ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lightning():
-    return pytest.importorskip("lightning", reason="needs the package lightning")
 
 
 def fit(lightning, callbacks, **options):
@@ -224,12 +213,6 @@ class TestLightning:
 
 
 # Transformers -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def transformers():
-    pytest.importorskip("accelerate", reason="needs the package accelerate")
-    return pytest.importorskip("transformers", reason="needs the package transformers")
 
 
 def trainer_of(transformers, make, model, path, **options):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import lowland as ll
 import zoo
+from cases import descend
 from generated import KINDS
 from lowland.analysis.scenery import Scenery
 from lowland.errors import InputError
@@ -37,11 +38,7 @@ def mlp(seed: int = 0, epochs: int = 60) -> nn.Module:
 
 def trained(model: nn.Module, epochs: int = 60) -> nn.Module:
     X, y = data()
-    optimizer = torch.optim.SGD(model.parameters(), 0.2)
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        F.cross_entropy(model(X), y).backward()
-        optimizer.step()
+    descend(model, (X, y), epochs, 0.2)
     return model.eval()
 
 

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 from torch import nn
 
 import lowland as ll
-from cases import CASES, dense_hessian, some_fast
+from cases import CASES, dense_hessian, descend, some_fast
 from lowland.curvature import Curvature
 from lowland.errors import InputError
 from lowland.measures import FAMILIES, TRANSFORMATIONS, Measurement, registered, sharing, stressed
@@ -70,12 +70,7 @@ def trained() -> nn.Sequential:
     """Fitted well enough that no measure is of an arbitrary point, and not to zero loss."""
     model = network()
     X, y = data(N, 0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.3)
-    for _ in range(400):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(X), y).backward()
-        optimizer.step()
-    optimizer.zero_grad()
+    descend(model, (X, y), 400, 0.3)
     return model
 
 

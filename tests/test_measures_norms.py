@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowland as ll
-from cases import CASES, dense_hessian
+from cases import CASES, dense_hessian, descend
 from lowland.budget import Work
 from lowland.measures.shared import layer_spectra
 from lowland.measures.sharing import work_of
@@ -369,11 +369,7 @@ def fitted():
     model = copy.deepcopy(begun)
     y = torch.arange(30) % 3
     X = 0.3 * normal(30, 2) + torch.tensor([[0.0, 1], [1, 0], [-1, -1]]).double()[y]
-    optimizer = torch.optim.SGD(model.parameters(), 0.3)
-    for _ in range(200):
-        optimizer.zero_grad()
-        F.cross_entropy(model(X), y).backward()
-        optimizer.step()
+    descend(model, (X, y), 200, 0.3)
     return model, begun, X, y
 
 

@@ -68,11 +68,6 @@ def sam_by_hand(model, windows, base, loss=loss_of, rho=0.05, clip=None, schedul
 # Lightning ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lightning():
-    return pytest.importorskip("lightning", reason="needs the package lightning")
-
-
 def module_of(lightning, make, **options):
     """A module of Lightning with automatic optimisation."""
 
@@ -258,12 +253,6 @@ def test_accelerate_passes_both_forms_on(explicit):
 
 TOKENS = torch.randint(0, 11, (24, 6), generator=G)
 NOTHING = torch.tensor([-100])  # no label: nothing comes before the first token
-
-
-@pytest.fixture
-def transformers():
-    pytest.importorskip("accelerate", reason="needs the package accelerate")
-    return pytest.importorskip("transformers", reason="needs the package transformers")
 
 
 def language_model(transformers):

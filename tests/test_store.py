@@ -19,12 +19,6 @@ from lowland.sweep import Store
 from lowland.sweep.keys import key_of, source_of
 from stores import FILES, NAMES, content, keys, names, put, run_of
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store", create=True)
-
-
 # --- keys ----------------------------------------------------------------------------------------
 
 

@@ -22,12 +22,6 @@ from lowland.sweep import Store
 from lowland.sweep.keys import key_of
 from stores import FILES, NAMES, finish, keys, kill, names, put, run_of, start
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store", create=True)
-
-
 # --- killed processes ----------------------------------------------------------------------------
 
 WRITER = """

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import lowland as ll
+from cases import descend
 from example import changed, make_results
 from lowland.comparison import compare
 from lowland.problem import Problem
@@ -32,11 +33,7 @@ def network(steps: int, decay: float = 0.0) -> nn.Sequential:
         *(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4))
     )
     X, y = data(0, 240)
-    optimizer = torch.optim.SGD(model.parameters(), 0.5, weight_decay=decay)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(X), y).backward()
-        optimizer.step()
+    descend(model, (X, y), steps, 0.5, weight_decay=decay)
     return model
 
 
@@ -289,11 +286,7 @@ def few_trained(X, y, steps, outputs=3, loss=F.cross_entropy):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU())
     model.append(nn.Linear(6, outputs))
-    optimizer = torch.optim.SGD(model.parameters(), 0.2)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss(model(X), y).backward()
-        optimizer.step()
+    descend(model, (X, y), steps, 0.2, loss=loss)
     return model
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lowland as ll
-from lowland.sweep import Configuration, Store, key
+from lowland.sweep import Configuration, key
 from lowland.sweep.plan import document
 from lowland_studies.evidence import Runs
 from lowland_studies.output_dual import STUDIES
@@ -60,11 +60,6 @@ def test_data_goes_around_the_layers(build, shape, study):
     for split in every.values():
         assert split.setting.dual == "output"
         assert split.fit.loss_defect < 1e-6
-
-
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
 
 
 def fill(store, settings, **results):

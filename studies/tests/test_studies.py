@@ -54,11 +54,6 @@ def fill(store, settings, failure=None, note=None, arrays=None, **results):
     return run
 
 
-@pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path / "store", create=True)
-
-
 def test_runs_of_a_store(store):
     grid = [
         fill(
