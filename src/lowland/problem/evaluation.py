@@ -38,7 +38,7 @@ class Evaluation:
     _batch_size: int | None
     _looked_at: Hashable  # the state in which all of these were found
     _found: dict[Hashable, Any]
-    _looked_in: object  # while the model was measured, in which nothing can change
+    _looked_in: object  # the block of measuring then, within which nothing changes
 
     @property
     def whole(self) -> "Evaluation":
@@ -69,12 +69,12 @@ class Evaluation:
         of it outlives a change of weights, buffers, ``requires_grad``, data or the loss.
         """
         with ONE_AT_A_TIME:
-            held = self._network.held
-            if held is None or held is not self._looked_in:
+            block = self._network.block
+            if block is None or block is not self._looked_in:
                 state = self.state
                 if self._anywhere(state != self._looked_at):
                     self._looked_at, self._found = state, {}
-                self._looked_in = held
+                self._looked_in = block
             if key not in self._found:
                 self._found[key] = look()
             return self._found[key]

@@ -3,7 +3,7 @@
 import contextlib
 import fnmatch
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,6 +46,7 @@ class _Held:
     device: torch.device
     dtype: torch.dtype
     sharded: bool
+    block: object = field(default_factory=object)  # differs each time, and holds no tensor
 
 
 class Network:
@@ -271,9 +272,9 @@ class Network:
         return Network(self.copied(), self._which, None, self._memory, written_in=self._written_in)
 
     @property
-    def held(self) -> object:
-        """What stands for the model while it is measured, and differs each time; else None."""
-        return self._held
+    def block(self) -> object:
+        """What tells one block of :meth:`measuring` from others; None outside of them."""
+        return None if self._held is None else self._held.block
 
     @contextlib.contextmanager
     def measuring(self, *, packing: bool = True) -> Iterator[None]:

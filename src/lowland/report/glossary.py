@@ -435,9 +435,9 @@ GLOSSARY: dict[str, Definition] = {
     ),
     "cost": Definition(
         "Cost",
-        "Wall-clock time, and the same in gradients of the training loss on the same machine: the "
-        "unit that carries over to other machines. What measures share is counted where it was "
-        "first needed.",
+        "Wall-clock time and, of measures that take derivatives, the same in gradients of the "
+        "training loss on the same machine: the unit that carries over to other machines. What "
+        "measures share is counted where it was first needed.",
     ),
     "stderr": Definition(
         "Value ± standard error",
