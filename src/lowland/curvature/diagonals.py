@@ -90,6 +90,7 @@ def trace(
         return estimate_trace(A, rtol=rtol, max_matvecs=max_matvecs, seed=seed)
     usual = _Estimates(_TRACE_PASSES, _LOOKS * first_passes(len(A.problem.train)), _TRACE_PRODUCTS)
     with A.problem.measuring():
+        A.check_parameters()
         plan = _Plan.of(A.problem, kinds[A.kind], A.params, usual, max_matvecs, gauss_newton)
         return _structured_trace(A, plan, kinds[A.kind], rtol, max_matvecs, seed)
 

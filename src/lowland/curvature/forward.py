@@ -99,7 +99,10 @@ class ForwardPass:
             eps = torch.finfo(sums.dtype).eps
             limit = eps**0.5 * max(gradient.norm(), sums.norm()) + 16 * eps * terms
             if any(arrangement is None for arrangement in arrangements):
-                self.opaque[name] = "sees rows that several samples have a part in"
+                self.opaque[name] = (
+                    "sees rows that several samples have a part in, or whose gradients are lost in "
+                    "rounding (Problem(dtype=torch.float64) tells which)"
+                )
             elif (sums - gradient.flatten()).norm() > limit:
                 self.opaque[name] = "has gradients that do not follow from what it multiplies"
             else:

@@ -18,6 +18,7 @@ Matrix Anal. Appl. 13, 1992, Thm. 4.2). What is found joins the basis, and the s
 
 import math
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal
 
 import torch
@@ -112,6 +113,14 @@ def eigsh(
     tensor([ 5., -4.], dtype=torch.float64)
     """
     n = A.size
+    try:
+        k, block, seed = index(k), index(block), index(seed)
+    except TypeError:
+        raise InputError(
+            f"k, block and seed are whole numbers; got {k!r}, {block!r} and {seed!r}"
+        ) from None
+    if block < 1 or not tol > 0:
+        raise InputError(f"block is at least 1, and tol above 0; got {block} and {tol}")
     if not 1 <= k <= n:
         raise InputError(f"k must be between 1 and the size {n} of the operator; got {k}")
     if start is not None and len(start) != n:

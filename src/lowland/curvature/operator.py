@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lowland.errors import InputError
+
 
 class Operator(Protocol):
     """All that an algorithm may see of a matrix."""
@@ -33,6 +35,20 @@ class Dense:
     """A symmetric matrix as an operator."""
 
     matrix: Tensor
+
+    def __post_init__(self) -> None:
+        A = self.matrix
+        if A.ndim != 2 or len(A) != A.shape[1] or not len(A) or not A.is_floating_point():
+            raise InputError(
+                "a matrix is square, of real floating-point numbers; got "
+                f"{str(A.dtype).removeprefix('torch.')} {tuple(A.shape)}"
+            )
+        if not A.isfinite().all():
+            raise InputError("the matrix holds NaN or infinite values")
+        if float((A - A.T).abs().max()) > torch.finfo(A.dtype).eps ** 0.5 * float(A.abs().max()):
+            raise InputError(
+                "the matrix is not symmetric; for its symmetric part pass (A + A.T) / 2"
+            )
 
     @property
     def size(self) -> int:

@@ -115,19 +115,10 @@ class Curvature(ABC):
             return self._ready
 
     def _prepared(self) -> "_Products":
-        """Choose, verify and measure how products are made.
-
-        An error if the problem has other parameters than the operator was made for.
-        """
+        """Choose, verify and measure how products are made."""
         problem = self.problem
-        state, params = problem.state, problem.select(self._chosen)
-        before, now = ([(n, p.shape) for n, p in ps.items()] for ps in (self.params, params))
-        if before != now or self.dtype != problem.dtype:
-            raise InputError(
-                f"the parameters that are measured are others than this {self.kind} matrix was "
-                "made for (requires_grad, shape or precision have changed); make a new operator"
-            )
-        self.params = params
+        state = problem.state
+        self.check_parameters()
         with differentiating(), problem.measuring():
             build, chosen, precision = self._choose()
             tapes = self._tapes(build) if chosen.keeps_graph else None
@@ -146,6 +137,17 @@ class Curvature(ABC):
             chunk=chunk,
             kept=1.0 if fits >= count else fits // chunk * chunk / count,
         )
+
+    def check_parameters(self) -> None:
+        """Raise an error if the problem has other parameters than the operator was made for."""
+        params = self.problem.select(self._chosen)
+        before, now = ([(n, p.shape) for n, p in ps.items()] for ps in (self.params, params))
+        if before != now or self.dtype != self.problem.dtype:
+            raise InputError(
+                f"the parameters that are measured are others than this {self.kind} matrix was "
+                "made for (requires_grad, shape or precision have changed); make a new operator"
+            )
+        self.params = params
 
     def keep(self, share: float) -> None:
         """Keep the graphs of this share of the samples between products."""
@@ -390,8 +392,8 @@ def of_an_operator(
     def checked(A: Operator | Problem | Tensor, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if isinstance(A, Problem):
             A = hessian(A)
-        elif isinstance(A, Tensor):
-            A = Dense(A)
+        elif isinstance(A, Tensor | np.ndarray):
+            A = Dense(torch.as_tensor(A))
         elif not hasattr(type(A), "__matmul__") or not hasattr(A, "size"):
             raise InputError(
                 f"{function.__name__} takes a matrix, such as ll.hessian(problem) with problem = "

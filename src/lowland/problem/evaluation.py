@@ -143,7 +143,9 @@ class Evaluation:
         return (*sorted(self._network.notes), *of_data)
 
     def data(self, split: str) -> Batches:
-        """The train or test batches."""
+        """Return the train or test batches."""
+        if split not in ("train", "test"):
+            raise InputError(f"a split is 'train' or 'test'; got {split!r}")
         return self.train if split == "train" else self.test
 
     def count(self, split: str = "train") -> int:

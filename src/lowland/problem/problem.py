@@ -230,11 +230,24 @@ class Problem(Evaluation):
 
     @differentiating()
     def at(self, params: Mapping[str, Tensor]) -> "Problem":
-        """The same problem at another point of weight space, on a copy of the model."""
+        """Return the same problem at another point of weight space, on a copy of the model.
+
+        ``params`` holds the weights there by name; the others stay as they are.
+        """
+        if not isinstance(params, Mapping):
+            raise InputError(
+                "at() takes weights by name, {'0.weight': tensor, ...}; got "
+                f"{type(params).__name__}"
+            )
         network = self._network.copy()
+        own = network.params
+        for name, value in params.items():
+            if name not in own or value.shape != own[name].shape:
+                what = "is not measured" if name not in own else f"is {tuple(own[name].shape)}"
+                raise InputError(f"at() got {name!r} {tuple(value.shape)}, which {what} here")
         with torch.no_grad():
             for name, value in params.items():
-                network.params[name].copy_(value)
+                own[name].copy_(value)
         return self._with(network, initial=self._initial)
 
     def copied_model(self) -> nn.Module:
@@ -294,7 +307,20 @@ class Problem(Evaluation):
         return other
 
     def subset(self, places: Tensor, split: str = "train") -> "Problem":
-        """The same model with some of the samples of a split, by their places in the data."""
+        """Return the same model with some of the samples of a split, by their places in the data.
+
+        ``places`` are whole numbers, or a truth value for each sample. The samples are a copy: a
+        subset follows changes of the model, but not of the data that it was taken from.
+        """
+        places, count = torch.as_tensor(places), len(self.data(split))
+        if places.dtype == torch.bool and places.shape == (count,):
+            places = places.nonzero()[:, 0]
+        numbers = places.ndim == 1 and places.dtype in (torch.int32, torch.int64)
+        if not numbers or not len(places) or int(places.min()) < 0 or int(places.max()) >= count:
+            raise InputError(
+                f"a subset takes places between 0 and {count - 1} as a tensor of whole numbers, at "
+                f"least one; got {places.dtype} {tuple(places.shape)}"
+            )
         base = None if self._base is None else self._base.subset(places, split)
         part = {split: self.data(split).subset(places)}
         return self._like(initial=self._initial, whole=self.whole, base=base, **part)
