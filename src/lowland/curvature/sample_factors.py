@@ -341,10 +341,13 @@ def _twice(losses: Tensor, seen: ForwardPass, layer: Layer) -> Factors | None:
         own = eye[:, start : start + shape.numel()].view(D, *shape)
         terms.append(Term(x, own.expand(n, *own.shape), use.places))
         if slope.requires_grad and slope.numel():  # the loss may be linear here, or no sample come
-            for d in range(start, start + shape.numel()):
-                row = seen.as_outputs(name, i, own[d].expand(1, n, *shape))[0]
-                A[:, d] = flat(gradients(slope, uses, row))
-        start += shape.numel()
+            rows = own[start : start + shape.numel()].unsqueeze(1)  # (d, 1, *shape)
+            for some in rows.split(max(1, CACHED // (n * shape.numel()))):
+                for row in seen.as_outputs(name, i, some.expand(-1, n, *shape)):
+                    A[:, start] = flat(gradients(slope, uses, row))
+                    start += 1
+        else:
+            start += shape.numel()
     A = (A + A.mT) / 2
     if not _is_autograds(losses, seen, name, terms, A):
         seen.opaque[name] = "has second derivatives that do not follow from those by its outputs"
