@@ -7,6 +7,8 @@ background jobs with SIGINT ignored, which all their children inherit.
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -34,6 +36,18 @@ LONG = ("uses", "measures", "faults", "executors", "studies", "analysis", "cli",
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {f"test_{name}": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture(autouse=True)
+def users_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget modules that a test wrote and imported: another test has others of their names."""
+    before = set(sys.modules)
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and str(file).startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import contextlib
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -13,6 +14,7 @@ from lowland.errors import InputError
 
 DEFAULT = 300.0  # seconds
 EVERYTHING = "none"
+_LONG = 60.0  # seconds that an estimate says before it takes them
 
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _FORM = re.compile(r"(?:([\d.]+)h)?(?:([\d.]+)m(?:in)?)?(?:([\d.]+)s?)?")
@@ -185,6 +187,27 @@ def check_time() -> None:
     """Stop here if the time of the run is up; called wherever data go through a model."""
     if time.monotonic() > _DEADLINE.get():
         raise OutOfBudget
+
+
+class Forecast:
+    """Says once, before it is spent, that work without a time limit will take long."""
+
+    def __init__(self) -> None:
+        self._began, self._told = time.monotonic(), False
+
+    def tell(self, done: float, left: float, unit: str) -> None:
+        """Warn if what is left takes more than a minute at the pace so far."""
+        spent = time.monotonic() - self._began
+        seconds = spent * left / max(done, 1.0)
+        if self._told or seconds < _LONG or _DEADLINE.get() < math.inf:
+            return
+        self._told = True
+        warnings.warn(
+            f"this estimate takes about {in_words(seconds)} from here: {left:,.0f} {unit}, where "
+            f"{done:,.0f} took {in_words(spent)}; max_matvecs=... ends it earlier, with the error "
+            "that it has then",
+            stacklevel=2,
+        )
 
 
 def limit(budget: float | str | None, default: float) -> float:

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from lowland.batches import Batch
-from lowland.budget import Work
+from lowland.budget import Forecast, Work
 from lowland.curvature.estimate import Estimate, widened
 from lowland.curvature.forward import ForwardPass, gradients
 from lowland.curvature.layer_search import Layer
@@ -81,6 +81,7 @@ def remainder_trace(
     moments = _Moments(torch.zeros(shape, dtype=torch.float64, device=problem.device))
     passes, wanted = 0, min(max_passes, first_passes(len(problem.train)))
     most = max(1, _HELD // moments.mean.numel())
+    forecast = Forecast()
     while True:
         while passes < wanted:
             fresh = draws.of_all(generator, min(most, wanted - passes))  # (draws, names, N)
@@ -96,6 +97,7 @@ def remainder_trace(
         needed = passes * (stderr / allowed) ** 2 if allowed else math.inf
         if enough or 2 * passes > max_passes or max(needed, 2 * passes) > worth:
             break
+        forecast.tell(passes, min(needed, max_passes) - passes, "passes over the data")
         wanted = 2 * passes
     if math.isnan(widened_by_passes(passes, count)):
         errors, stderr = errors * math.nan, math.nan

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lowland.budget import Forecast
 from lowland.curvature.lanczos import bordered
 from lowland.curvature.operator import Operator, columns_within
 from lowland.curvature.precision import rounding
@@ -132,6 +133,7 @@ class Plan:
 
     limit: int
     spreads: dict[int, float] = field(default_factory=dict)  # test vectors -> spread
+    forecast: Forecast = field(default_factory=Forecast)
 
     def next(
         self, sketch: Sketch, sampled: int, stderr: float, target: float, spread: float
@@ -162,6 +164,7 @@ class Plan:
         if left < 2:  # one sample more would have no spread
             return "stop", 0
         step = min(costs, key=lambda name: costs[name])
+        self.forecast.tell(sketch.matvecs, min(costs[step], left), "products")
         if step == "grow":
             wanted = min(max(FIRST, m // 2), max(4, math.ceil(wider)))
             return "grow", min(wanted, left // 2, n - r, fits)
