@@ -193,6 +193,7 @@ def test_wrong_requests_are_refused():
         spectral_density(A, probes=0)
     with pytest.raises(InputError, match="bandwidth must be above zero; got 0"):
         spectral_density(A, bandwidth=0)
-    for A in (Hidden(torch.full((900, 900), math.nan)), Dense(torch.full((3, 3), math.inf))):
-        with pytest.raises(InputError, match="NaN or infinite"):
-            spectral_density(A)
+    with pytest.raises(InputError, match="NaN or infinite"):
+        spectral_density(Hidden(torch.full((900, 900), math.nan)))
+    with pytest.raises(InputError, match="NaN or infinite"):
+        spectral_density(torch.full((3, 3), math.inf))
