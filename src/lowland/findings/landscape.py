@@ -57,12 +57,14 @@ class Quadratic:
     holds: float | None  # distance from the centre, in units of the axes, up to which it is right
     #   to 10 % of its own change; None where not even the nearest points are
 
+    @np.errstate(invalid="ignore", over="ignore")  # of a saved result anything may be infinite
     def along(self, x: np.ndarray) -> np.ndarray:
-        """Its values on a line."""
+        """Return its values on a line."""
         return self.value + self.slope[0] * x + self.curvature[0] / 2 * x**2
 
+    @np.errstate(invalid="ignore", over="ignore")
     def over(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Its values on a grid, indexed [y, x]."""
+        """Return its values on a grid, indexed [y, x]."""
         xx, xy, yy = self.curvature
         x, y = x[None, :], y[:, None]
         linear = self.slope[0] * x + self.slope[1] * y
