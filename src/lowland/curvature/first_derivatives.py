@@ -211,7 +211,10 @@ def _derivatives(problem: Problem, batch: Batch, params: dict[str, Tensor]) -> l
         for _ in range(2):
             slopes = torch.autograd.grad(y, leaves, create_graph=True, materialize_grads=True)
             found.append(torch.cat([slope.detach().flatten() for slope in slopes]))
-            noise = (torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in slopes)
+            noise = [
+                torch.randn(g.shape, generator=generator, dtype=g.dtype, device=g.device)
+                for g in slopes
+            ]
             y = torch.stack([(g * u).sum() for g, u in zip(slopes, noise, strict=True)]).sum()
             if not y.requires_grad:
                 break
